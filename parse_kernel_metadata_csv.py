@@ -1,0 +1,2618 @@
+#!/usr/bin/env python3
+"""Add to TorchInductor's kernel table what the GPU really did.
+
+Each kernel that the table names is run under NVIDIA's Nsight Compute (`ncu`), and the table is
+written back with four more columns:
+
+    latency_us_under_profiling   the kernel's own benchmark, in microseconds
+    ncu_duration_us              ncu's Duration, in microseconds
+    ncu_mem_bw_gbps              ncu's DRAM throughput, in 1e9 bytes per second
+    ncu_mem_accessed_gb          bandwidth x duration, in 1e9 bytes
+
+What ncu printed is kept beside each kernel, as <kernel>.ncu, and is never measured again: a run
+that was stopped, by whatever, goes on when the same command is given again. A kernel that fails
+leaves its figures blank, its output in <kernel>.ncu.err, and the others alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import enum
+import errno
+import fcntl
+import functools
+import glob
+import hashlib
+import importlib
+import io
+import itertools
+import math
+import os
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter, length_hint
+from typing import IO, Any, BinaryIO, Callable, NamedTuple, NoReturn, TextIO, Union
+
+__version__ = "1.0.0"
+
+EPILOG = """\
+exit status:
+  0  every row has its figures
+  1  the output is complete, but rows were left out as torn, kernels failed, or
+     (with --cached-only) had no log
+  2  wrong usage, input or environment; nothing was written
+  129, 130, 143  stopped by HUP, INT or TERM: logs are kept, the output is as it was, and the
+     same command goes on; a second INT kills at once
+
+example:
+  %(prog)s -i metric_table_kernel_metadata.csv -o augmented.csv
+  %(prog)s -i /tmp/torchinductor_$USER -o table.csv --table-only
+  %(prog)s -i table.csv -o augmented.csv --quick --batch 32 --gpus all
+"""
+
+# ---------------------------------------------------------------------------------------------
+# Constants and tables
+# ---------------------------------------------------------------------------------------------
+
+# The columns of torch's kernel_metadata table (torch 2.3), in its order.
+TABLE_COLUMNS = (
+    "model_name",
+    "kernel_name",
+    "kernel_path",
+    "kernel_category",
+    "size_hints",
+    "reduction_hint",
+    "line_of_code",
+    "num_load",
+    "num_store",
+    "num_for_loop",
+    "num_atomic_add",
+    "num_args",
+    "xnumel",
+    "ynumel",
+    "rnumel",
+    "kernel_args_num_gb",
+)
+REQUIRED_COLUMNS = ("kernel_name", "kernel_path", "kernel_category")
+FIGURE_COLUMNS = (
+    "latency_us_under_profiling",
+    "ncu_duration_us",
+    "ncu_mem_bw_gbps",
+    "ncu_mem_accessed_gb",
+)
+
+# Power of ten that takes a unit to microseconds. ncu spells them out up to about 2024.2.
+TIME_UNITS = {
+    b"nsecond": -3,
+    b"usecond": 0,
+    b"msecond": 3,
+    b"second": 6,
+    b"ns": -3,
+    b"us": 0,
+    b"ms": 3,
+    b"s": 6,
+}
+# Power of ten that takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
+BANDWIDTH_UNITS = {
+    prefix + b"byte" + per: exponent
+    for prefix, exponent in ((b"", -9), (b"K", -6), (b"M", -3), (b"G", 0), (b"T", 3))
+    for per in (b"/second", b"/s")
+}
+# --print-units base: whole nanoseconds, bytes per second. Only here can a dot group digits alone.
+BASE_UNITS = frozenset((b"nsecond", b"ns", b"byte/second", b"byte/s"))
+
+DURATION_METRIC = "gpu__time_duration.sum"
+BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
+
+# ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
+# because `all` waits for every descendant, daemons too, and injects into compilers.
+NCU_OPTIONS: dict[str, str | None] = {
+    "--kernel-name": "regex:triton",
+    "--launch-count": "1",
+    "--set": "full",
+    "--print-units": "base",
+    "--target-processes": "application-only",
+}
+# A batch turns the profiler on for the launches that count, and labels each by an NVTX range.
+NCU_BATCH_OPTIONS: dict[str, str | None] = {
+    "--profile-from-start": "off",
+    "--nvtx": None,
+    "--print-nvtx-rename": "kernel",
+}
+SHORT_OPTIONS = {"--kernel-name": "-k", "--launch-count": "-c"}
+
+# What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
+LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
+CLOCKS_REMEDY = "add --ncu-args=--clock-control=none"
+INTERPRETER_REMEDY = "correct --python"
+FATAL_TEXTS = (
+    (
+        "ERR_NVGPUCTRPERM",
+        "run as root or with CAP_SYS_ADMIN or CAP_PERFMON (a container: --cap-add=SYS_ADMIN), "
+        "or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    ),
+    ("Cuda driver is not compatible with Nsight Compute", "use an ncu that matches the driver"),
+    (
+        "Nsight Compute failed to connect to the CUDA driver",
+        "run on a node with an NVIDIA driver, with an ncu that is not newer than the driver",
+    ),
+    (
+        "Failed to initialize the profiler: LibraryNotLoaded",
+        "use an ncu that knows this GPU, and a container that holds the counter library",
+    ),
+    ("Profiling is not supported on device", "use another GPU or driver"),
+    ("Insufficient driver version to profile on device", "use another GPU or driver"),
+    ("Failed to open/create lock file", LOCK_REMEDY),
+    ("InterprocessLockFailed", LOCK_REMEDY),
+    ("Failed to create temporary file", "set TMPDIR to a folder that exists and has room"),
+    ("Failed to lock GPU clock frequencies", CLOCKS_REMEDY),
+    ("Cannot lock GPU clock frequencies on MIG", CLOCKS_REMEDY),
+    ("unrecognised option", "correct --ncu-args"),
+    ("did not match any section", "correct --ncu-args"),
+    ("does not exist or is not an executable", INTERPRETER_REMEDY),
+    ("The target application is not an executable binary", INTERPRETER_REMEDY),
+)
+FATAL_TEXT = re.compile(
+    rb"^(?:==ERROR== .*)?(%s).*" % b"|".join(re.escape(text.encode()) for text, _ in FATAL_TEXTS),
+    re.M,
+)
+# ncu 2022 prints option errors on stderr without a prefix, 2024 on stdout behind ==ERROR==.
+OPTION_ERROR = re.compile(
+    rb"^(?:==ERROR== )?(?:option is ambiguous|option '|the argument (?:for|\()).*", re.M
+)
+# Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
+# "... or the user does not have permission", so this is looked for first.
+PASSING_TEXT = re.compile(rb"^==ERROR== .*driver resource was unavailable.*", re.M)
+PASSING_PAUSES = (2.0, 4.0)
+# GPUs without DRAM counters (Jetson, GB10) refuse the bandwidth metric when asked by name.
+METRIC_REFUSED = re.compile(
+    rb"^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*", re.M
+)
+# Why one kernel failed, the most telling first. What the application said is added.
+KERNEL_TROUBLES = (
+    (re.compile(rb"^==ERROR== .*LaunchFailed", re.M), "launch failed"),
+    (
+        re.compile(rb"^==ERROR== (The application returned an error code \(\d+\))", re.M),
+        "the kernel's process failed",
+    ),
+    (re.compile(rb"^==WARNING== No kernels were profiled", re.M), "no kernel was profiled"),
+)
+
+GRACE_SECONDS = 2.0  # between TERM and KILL
+BATCH_GRACE_SECONDS = 10.0  # ncu prints the results of a batch when it ends
+POLL_SECONDS = 0.25
+STOPPED = "stopped"  # how a run ended that was not the kernel's fault
+OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
+TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
+HELD_PAUSE = 0.25  # seconds until a kernel that another run holds is looked at again
+BATCH_LIMIT = 500
+BATCHES_IN_COMPANY = 3  # batches that end before its turn, until a kernel gets one of its own
+ERROR_TEXT_LIMIT = 20_000
+LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
+LISTED_TORN_ROWS = 10
+SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
+READERS = 32  # threads that read ahead there
+
+NO_HARNESS = "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none"
+
+
+class UsageError(Exception):
+    """A mistake of the user's, or of the environment: one line on stderr, exit status 2."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LogLine:
+    """One row: torch's sixteen cells as text, exactly as read, further cells, four figures.
+
+    Cells of columns that the table does not have are empty. Figures are None where unknown.
+    """
+
+    model_name: str
+    kernel_name: str
+    kernel_path: str
+    kernel_category: str
+    size_hints: str
+    reduction_hint: str
+    line_of_code: str
+    num_load: str
+    num_store: str
+    num_for_loop: str
+    num_atomic_add: str
+    num_args: str
+    xnumel: str
+    ynumel: str
+    rnumel: str
+    kernel_args_num_gb: str
+    further_cells: tuple[str, ...] = ()
+    latency_us_under_profiling: float | None = None
+    ncu_duration_us: float | None = None
+    ncu_mem_bw_gbps: float | None = None
+    ncu_mem_accessed_gb: float | None = None
+
+
+class Figures(NamedTuple):
+    """The four columns, in their order and units. No bandwidth: a GPU without DRAM counters."""
+
+    latency_us: float
+    duration_us: float
+    bandwidth_gbps: float | None
+    accessed_gb: float | None
+
+
+class Log(NamedTuple):
+    """What a valid log says."""
+
+    figures: Figures
+    compute_capability: str  # "9.0"; empty where ncu (2022 and older) does not print it
+    tuned: bool  # the tuned launch was profiled, not the first one
+    source_hash: str  # of the kernel file that was measured; empty: not known
+
+
+class Failure(NamedTuple):
+    """Why there is no log of a kernel."""
+
+    kind: str  # few words, the same for like failures: what the summary counts
+    detail: str = ""
+    remedy: str = ""  # set when every kernel would fail this way
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One kernel file, and what is known of it so far."""
+
+    name: str
+    path: str  # absolute, of the .py
+    claimed_gb: str = ""  # the table's kernel_args_num_gb where it is suspiciously large
+    misread_gb: bool = False  # torch misread the exponent of that figure
+    log: Log | None = None
+    failure: Failure | None = None
+    profiled: bool = False  # by this run
+    failed_before: bool = False
+    on_trial: bool = False  # one of the first kernels started: if they all fail, it is the set-up
+    # How to go on with a kernel that was put back
+    due: float = 0.0  # time.monotonic() before which it is not tried again
+    pauses: int = 0  # passing failures so far
+    batches: int = 0  # batches that ended before this kernel had its turn
+    alone: bool = False  # in a batch of its own
+    plain: bool = False  # not in a batch at all
+
+    @property
+    def log_path(self) -> str:
+        return self.path[:-3] + ".ncu"
+
+    @property
+    def error_path(self) -> str:
+        return self.log_path + ".err"
+
+
+class Source(NamedTuple):
+    """A kernel file as it is about to be measured."""
+
+    kernel: Kernel
+    sha256: str
+    function: str  # the Triton function, "triton_" with plain names
+    batchable: bool  # has get_args() and call()
+    other_device: bool  # names a GPU other than the first
+
+
+class Run(NamedTuple):
+    """What one ncu printed, and how it ended."""
+
+    command: str  # as pasted into a shell
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    ended: str  # why we ended it; empty when it ended by itself
+
+
+# ---------------------------------------------------------------------------------------------
+# Parsing ncu's text
+# ---------------------------------------------------------------------------------------------
+
+# Thousands are grouped by the locale's separator (en 1,234.50; de 1.234,50; fr 1 234,50 with any
+# of three spaces; ch 1'234.50) or in lakhs (en_IN 12,34,567.89). \udca0: a Latin-1 no-break space.
+GROUPED = re.compile(
+    "(?P<whole>[1-9][0-9]{0,2}(?P<group>[., '’\u00a0\u2009\u202f\udca0])[0-9]{3}"
+    "(?:(?P=group)[0-9]{3})*)(?:(?!(?P=group))[.,](?P<decimals>[0-9]{1,2}))?"
+)
+LAKHS = re.compile("(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1,2}))?")
+PLAIN = re.compile("(?P<whole>[0-9]+)(?:[.,](?P<decimals>[0-9]{1,2})|[.](?P<more>[0-9]{3,}))?")
+
+
+def parse_number(text: str, base_units: bool) -> str | None:
+    """Return a number that ncu printed, in whatever locale, as float() reads it.
+
+    ncu prints integers or two decimals. Three digits after a lone dot are a group in base units
+    (16.448 ns under de_DE), else decimals. None: not a number, or not surely one.
+    """
+    plain = PLAIN.fullmatch(text)
+    if plain:
+        more = plain["more"] or ""
+        if not (base_units and len(more) == 3 and not text.startswith("0")):
+            return f"{plain['whole']}.{plain['decimals'] or more or 0}"
+    match = GROUPED.fullmatch(text) or LAKHS.fullmatch(text)
+    if not match:
+        return None
+    return f"{re.sub('[^0-9]', '', match['whole'])}.{match['decimals'] or 0}"
+
+
+def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, int]) -> float | None:
+    """Return a row's value in the unit that `units` leads to, scaled exactly in decimal."""
+    unit, text = row
+    number = parse_number(text.decode("utf-8", "surrogateescape"), unit in BASE_UNITS)
+    if number is None or unit not in units:
+        return None
+    return float(f"{number}e{units[unit]}")
+
+
+BENCHMARK_LINE = re.compile(
+    # ncu's progress line can end in the middle, and ours then goes on in it
+    rb"(?:.*[0-9]%)?([0-9]+(?:\.[0-9]+)?)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s[ \t\r]*"
+)
+
+
+def find_benchmark_line(text: bytes) -> tuple[bytes, bytes] | None:
+    """Return the first benchmark line, `0.027ms    0.004GB    147.69GB/s`, and its milliseconds."""
+    at = text.find(b"GB/s")
+    while at >= 0:
+        end = text.find(b"\n", at)
+        line = text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
+        match = BENCHMARK_LINE.fullmatch(line)
+        if match:
+            return line[match.start(1) :].rstrip(), match[1]
+        at = text.find(b"GB/s", at + 4)
+    return None
+
+
+KERNEL_LINE = re.compile(
+    rb", Context [0-9]+, Stream [0-9]+(?:, Device [0-9]+, CC ([0-9]+\.[0-9]+))?[^\n]*\n"
+)
+LAUNCH = re.compile(rb"(?: \([0-9, ]+\)x\([0-9, ]+\)|, [0-9]{4}-[A-Z][a-z]{2}-[0-9]+ [0-9:]+)$")
+
+
+class Result(NamedTuple):
+    """One profiled launch on ncu's details page."""
+
+    name: bytes  # of the function, behind its NVTX label if ncu printed one
+    compute_capability: str
+    text: bytes  # from the kernel line up to the next one
+
+
+def find_results(text: bytes) -> list[Result]:
+    """Split ncu's details page into its results.
+
+    ncu prints them when the application is gone; what an application prints that looks like
+    them comes before.
+    """
+    start = max(text.rfind(b"==PROF== Disconnected"), 0)
+    lines = list(KERNEL_LINE.finditer(text, start))
+    begins = [text.rfind(b"\n", 0, line.start()) + 1 for line in lines]
+    return [
+        Result(
+            LAUNCH.sub(b"", text[begin : line.start()].strip()),
+            (line[1] or b"").decode(),
+            text[begin:end],
+        )
+        for line, begin, end in zip(lines, begins, [*begins[1:], len(text)])
+    ]
+
+
+# A table is complete when the rule that opened it closes it. Three columns: --print-summary
+# prints five. Before 2022.3 there is no header row.
+SECTION = re.compile(
+    rb"Section: (GPU Speed Of Light|Memory Workload Analysis|Command line profiler metrics)"
+    rb"(?: Throughput)?[ \t\r]*\n"
+    rb"(?P<rule>[ \t]*-+ -+ -+)[ \t\r]*\n"
+    rb"(?:[ \t]*Metric Name[^\n]*\n(?P=rule)[ \t\r]*\n)?"
+    rb"(?P<rows>(?:(?![ \t]*(?:-|Section:))[^\n]*\n)*)"
+    rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
+)
+
+
+def metric_row(name: str) -> re.Pattern[bytes]:
+    """Match a metric's row: its unit, its value. Columns can be one space apart."""
+    return re.compile(
+        rb"^[ \t]*" + re.escape(name.encode()) + rb"[ \t]+(\S+)[ \t]+(\S[^\n]*?)[ \t\r]*$", re.M
+    )
+
+
+DURATION_ROW = metric_row("Duration")
+THROUGHPUT_ROW = metric_row("Memory Throughput")
+DURATION_METRIC_ROW = metric_row(DURATION_METRIC)
+BANDWIDTH_METRIC_ROW = metric_row(BANDWIDTH_METRIC)
+
+
+def parse_result(text: bytes) -> tuple[float, float | None] | Failure:
+    """Return a result's duration in microseconds and bandwidth in 1e9 bytes/s (None: no counters).
+
+    A full log has them in two tables; a quick one as two metrics in one, where ncu prints
+    "(!) n/a" for a metric that the GPU does not have. A failed launch prints "(!) nan".
+    """
+    tables: dict[bytes, bytes] = {}
+    for section in SECTION.finditer(text):
+        tables.setdefault(section[1], section["rows"])
+    full = b"GPU Speed Of Light" in tables and b"Memory Workload Analysis" in tables
+    if full:
+        durations = DURATION_ROW.findall(tables[b"GPU Speed Of Light"])
+        bandwidths = THROUGHPUT_ROW.findall(tables[b"Memory Workload Analysis"])
+    elif b"Command line profiler metrics" in tables:
+        rows = tables[b"Command line profiler metrics"]
+        durations = DURATION_METRIC_ROW.findall(rows)
+        bandwidths = [r for r in BANDWIDTH_METRIC_ROW.findall(rows) if b"n/a" not in r[1]]
+    else:
+        return Failure("no figures", "ncu's tables are missing or cut short")
+    if len(durations) != 1 or len(bandwidths) > 1:
+        return Failure("no figures", "ncu's tables hold no single Duration and Memory Throughput")
+    duration = parse_quantity(durations[0], TIME_UNITS)
+    bandwidth = parse_quantity(bandwidths[0], BANDWIDTH_UNITS) if bandwidths else None
+    if duration is None or (bandwidths and bandwidth is None):
+        value = b" ".join(durations[0] if duration is None else bandwidths[0])
+        return Failure("no figures", f"ncu printed {printable(value)!r} for one")
+    return duration, bandwidth
+
+
+# The lines that this program puts before ncu's text.
+HEADER = re.compile(rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n")
+
+
+def parse_log(text: bytes) -> Log | Failure:
+    """Return what a log says, or why it is not valid.
+
+    Of several results the first whose kernel name contains "triton" counts, else the first.
+    """
+    results = find_results(text)
+    if not results:
+        return Failure("no figures", "ncu printed no result")
+    result = next((r for r in results if b"triton" in r.name), results[0])
+    values = parse_result(result.text)
+    if isinstance(values, Failure):
+        return values
+    benchmark = find_benchmark_line(text)
+    if not benchmark:
+        return Failure("no benchmark line")
+    duration, bandwidth = values
+    accessed = None if bandwidth is None else bandwidth * duration / 1e6
+    header = HEADER.match(text)
+    return Log(
+        Figures(float(f"{benchmark[1].decode()}e3"), duration, bandwidth, accessed),
+        result.compute_capability,
+        bool(header and header[2] == b"tuned"),
+        header[1].decode() if header else "",
+    )
+
+
+def last_line(text: bytes) -> bytes:
+    """Return the last line that says something: of a traceback, the error."""
+    return text.rstrip().rpartition(b"\n")[2]
+
+
+def printable(text: bytes, limit: int = 300) -> str:
+    """Return bytes as one line for a person."""
+    line = " ".join(text.decode("utf-8", "replace").split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:limit]
+
+
+def find_fatal(run: Run) -> Failure | None:
+    """Return what ncu said if every other kernel would fail the same way."""
+    match = FATAL_TEXT.search(run.stdout) or FATAL_TEXT.search(run.stderr)
+    if match:
+        remedy = dict(FATAL_TEXTS)[match[1].decode()]
+        return Failure("ncu cannot profile here", printable(match[0]), remedy)
+    if b"==PROF== Connected" not in run.stdout:
+        match = OPTION_ERROR.search(run.stdout) or OPTION_ERROR.search(run.stderr)
+        if match:
+            return Failure("ncu refused to start", printable(match[0]), "correct --ncu-args")
+    return None
+
+
+def find_trouble(run: Run) -> Failure | None:
+    """Return why this kernel failed, where ncu or we ourselves say so."""
+    last_words = printable(last_line(run.stderr))
+    if run.ended:
+        return Failure(run.ended, last_words)
+    for pattern, kind in KERNEL_TROUBLES:
+        match = pattern.search(run.stdout)
+        if match:
+            said = match[1].decode() if match.lastindex else ""
+            return Failure(kind, ": ".join(filter(None, (said, last_words))))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------
+# The table
+# ---------------------------------------------------------------------------------------------
+
+# Cells that are paths are looked up as they stand, so they are decoded as file names are.
+ENCODING = sys.getfilesystemencoding()
+BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode(ENCODING, "surrogateescape")
+
+
+class Layout:
+    """How the columns of one table map to a LogLine and back."""
+
+    def __init__(self, header: list[str], figures: tuple[str, ...] = FIGURE_COLUMNS) -> None:
+        """Map the columns by name; of two with one name, the second is a further one."""
+        missing = [column for column in REQUIRED_COLUMNS if column not in header]
+        if missing:
+            raise UsageError(f"the input has no column {' and no '.join(missing)}")
+        self.header = header + [column for column in figures if column not in header]
+        own = {header.index(column) for column in TABLE_COLUMNS if column in header}
+        self._further = [
+            at for at, column in enumerate(header) if at not in own and column not in FIGURE_COLUMNS
+        ]
+        absent = len(header)  # where parse() puts an empty cell
+        self._parse = itemgetter(
+            *(header.index(column) if column in header else absent for column in TABLE_COLUMNS)
+        )
+        values = [*TABLE_COLUMNS, *self._further, *FIGURE_COLUMNS]
+        self._order = itemgetter(
+            *(
+                values.index(at if at in self._further else column)
+                for at, column in enumerate(self.header)
+            )
+        )
+
+    def parse(self, cells: list[str]) -> LogLine:
+        """Make a row of its cells, one for each column."""
+        further = tuple([cells[at] for at in self._further])
+        values: list[Any] = [*self._parse([*cells, ""]), further]
+        return LogLine(*values)
+
+    def cells(self, line: LogLine) -> tuple[object, ...]:
+        """Return the output's cells of a row."""
+        values = OWN_CELLS(line) + line.further_cells + FIGURE_CELLS(line)
+        return self._order(values)  # type: ignore[no-any-return]
+
+
+OWN_CELLS: Callable[[LogLine], tuple[object, ...]] = attrgetter(*TABLE_COLUMNS)
+FIGURE_CELLS: Callable[[LogLine], tuple[object, ...]] = attrgetter(*FIGURE_COLUMNS)
+
+
+@dataclass
+class Table:
+    """The rows that are worked on, and what was left out."""
+
+    layout: Layout
+    rows: list[LogLine] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)  # line numbers
+    foreach: int = 0
+
+
+class Lines:
+    """The physical lines of a text, which can be put back after a look ahead."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._stream = iter(stream)
+        self._again: deque[str] = deque()
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else next(self._stream)
+        self.taken.append(line)
+        return line
+
+    def put_back(self, lines: list[str]) -> None:
+        self._again.extendleft(reversed(lines))
+
+
+def read_records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield each record's line number and cells, None for a torn one; as wide as the first.
+
+    A tear can open a quote that takes in the good lines behind it, so a record of several lines
+    that does not come out right is torn only in its first line.
+    """
+    lines = Lines(stream)
+    reader = csv.reader(lines)
+    width = 0
+    number = 1
+    while True:
+        lines.taken.clear()
+        cells: list[str] | None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:  # before Python 3.11 a NUL is one
+            cells = None
+        width = width or len(cells or ())
+        taken = len(lines.taken)
+        if cells and (len(cells) != width or any("\0" in line for line in lines.taken)):
+            cells = None
+        if cells is None:
+            lines.put_back(lines.taken[1:])
+            taken = 1
+        if cells != []:
+            yield number, cells
+        number += taken
+
+
+def read_table(stream: Iterable[str]) -> Table:
+    """Read a table; a header line that comes again (tables are concatenated) is passed over."""
+    csv.field_size_limit(sys.maxsize)
+    lines = iter(stream)
+    first = next(lines, "")
+    if first.startswith(BYTE_ORDER_MARK):
+        first = first[len(BYTE_ORDER_MARK) :]
+    records = read_records(itertools.chain([first], lines))
+    _, header = next(records, (0, None))
+    if not header:
+        raise UsageError("the input has no header")
+    table = Table(Layout(list(header)))
+    for number, cells in records:
+        if cells is None:
+            table.torn.append(number)
+        elif cells != header:
+            add_row(table, number, table.layout.parse(cells))
+    return table
+
+
+def add_row(table: Table, number: int, line: LogLine) -> None:
+    """Keep a row, unless it is foreach (no benchmark harness) or names no kernel file."""
+    if line.kernel_category == "foreach":
+        table.foreach += 1
+    elif line.kernel_path.endswith(".py"):
+        table.rows.append(line)
+    else:
+        table.torn.append(number)
+
+
+def open_table(path: str) -> TextIO:
+    """Open the input, "-" for stdin. Bytes that are no text survive in the cells."""
+    try:
+        stream = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+        return io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def write_table(stream: BinaryIO, table: Table) -> None:
+    """Write the header and the rows; csv writes a float as Python prints it, None as blank."""
+    text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.layout.header)
+    writer.writerows(map(table.layout.cells, table.rows))
+    text.flush()
+    text.detach()
+
+
+# ---------------------------------------------------------------------------------------------
+# An Inductor cache directory as input
+# ---------------------------------------------------------------------------------------------
+
+
+class NoRow(enum.Enum):
+    """Why a Python file of an Inductor cache gives no row; the value is for people."""
+
+    OTHER = "not a kernel file"
+    WRAPPER = "wrapper module"
+    USER = "user-written kernel"
+    FOREACH = "foreach kernel"
+    CANDIDATE = "candidate that torch only benchmarked"
+    NO_HARNESS = "kernel without a benchmark harness"
+    DAMAGED = "cut short or damaged"
+
+
+# typing.Union, not "|": the alias is evaluated, and Python 3.9 cannot.
+KernelRow = Union["dict[str, str]", NoRow]
+
+DECORATOR = "\n@triton_heuristics."
+DECORATOR_BYTES = DECORATOR.encode()
+HARNESS_IMPORT = b"\nfrom torch._dynamo.testing import rand_strided"
+HARNESS_START = "\ndef get_args("
+HARNESS_MAIN = "\nif __name__ == '__main__':"
+HARNESS_END = 'GB/s")'  # of the print that ends the harness, the same in torch 2.2 to 2.15
+
+# torch's get_kernel_category_by_source_code knows these and says "unknown" of any other,
+# such as cooperative_reduction (whose kernels it therefore names triton_unk_...).
+CATEGORIES = frozenset(
+    ("foreach", "persistent_reduction", "pointwise", "reduction", "split_scan", "template")
+)
+# torch asserts that these say their hints; a template has no size_hints.
+WITH_SIZE_HINTS = frozenset(("persistent_reduction", "pointwise", "reduction", "split_scan"))
+WITH_REDUCTION_HINT = frozenset(("persistent_reduction", "reduction"))
+
+KERNEL_NAME = re.compile(r"'kernel_name': '([\w.]+)'")
+# A list up to torch 2.5, a dict since 2.6.
+SIZE_HINTS = re.compile(r"size_hints=(\[[0-9, ]*\]|\{[^{}]*\}),")
+REDUCTION_HINT = re.compile(r"reduction_hint=ReductionHint\.(\w+),")
+# Python prints floats below 1e-4 (kernels under 100 kB) with an exponent of two digits.
+NUM_GB = re.compile(r"'kernel_num_gb': (?:([0-9]+(?:\.([0-9]+))?)(?:e-([0-9]{2}))?|None)[,}]")
+DEF = "\ndef triton_"  # also with plain names, where the function is called triton_
+ARGUMENTS = re.compile(r"def \w+\(.*?\):")
+# The name is looked for backwards: a pattern that starts with a literal is searched fast.
+NUMEL = re.compile(r"(numel) = ([0-9]{1,19})$", re.MULTILINE)
+# What ends the function: the harness, or (flex attention) a helper that follows the kernel.
+NEXT_STATEMENT = re.compile(r"\n(?=[@\w])")
+# Not a line of the function that has lost its indentation: an indented one would follow.
+AFTER_FUNCTION = re.compile(r"def |@|[^\n]*\n(?![ \t]+\S)")
+# inspect.getsource, which torch counts in, drops such lines after the last statement.
+NOT_OF_BODY = re.compile(r"\s*$| {0,3}#")
+
+
+def parse_kernel_file(source: bytes, path: str) -> KernelRow:
+    """The row of torch's kernel_metadata table for a kernel's source, or why there is none.
+
+    By the definitions of torch/_inductor/metrics.py (the same in torch 2.3 to 2.15), without
+    running the file. Never raises.
+    """
+    # The cheap tests come first: half of the bytes of a cache are in wrapper modules.
+    start = source.find(DECORATOR_BYTES)
+    if start < 0:
+        return judge_without_kernel(source)
+    if source.find(b"AsyncCompile", 0, start) >= 0:
+        return NoRow.WRAPPER
+    try:
+        text = source.decode()
+    except UnicodeDecodeError:
+        return NoRow.DAMAGED
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return judge_with_kernel(text, path)
+
+
+def judge_without_kernel(source: bytes) -> NoRow:
+    """What a source without a kernel's decorator is."""
+    if b"AsyncCompile" in source:
+        return NoRow.WRAPPER  # of a graph without generated kernels, or for the CPU
+    return NoRow.DAMAGED if HARNESS_IMPORT in source else NoRow.OTHER
+
+
+def judge_with_kernel(text: str, path: str) -> KernelRow:
+    """The row of a source that has a kernel's decorator, or why there is none."""
+    start = text.find(DECORATOR)
+    # Other modules quote kernels in strings.
+    if is_inside_string(text, start):
+        return NoRow.WRAPPER
+    decorator = text[start + len(DECORATOR) : text.find("(", start)]
+    if decorator == "user_autotune":
+        return NoRow.USER
+    name = KERNEL_NAME.search(text, start)
+    if name is None or "\0" in text or text.find(DECORATOR[1:], start + 2) >= 0:
+        return NoRow.DAMAGED
+    if decorator == "foreach":
+        return NoRow.FOREACH
+    if name[1].startswith("Placeholder."):
+        return NoRow.CANDIDATE
+    kernel = cut_out_kernel(text, start)
+    if isinstance(kernel, NoRow):
+        return kernel
+    category = decorator if decorator in CATEGORIES else "unknown"
+    return make_row(kernel, (name[1], path, category)) or NoRow.DAMAGED
+
+
+def is_inside_string(text: str, position: int) -> bool:
+    """Whether a triple-quoted string is open at a position."""
+    return bool(text.count("'''", 0, position) % 2 or text.count('"""', 0, position) % 2)
+
+
+def cut_out_kernel(text: str, start: int) -> str | NoRow:
+    """The kernel, from its decorator to the end of its function, once its harness is whole."""
+    definition = text.find(DEF, start)
+    main = text.find(HARNESS_MAIN, definition)
+    if main < 0 or definition < 0:
+        # Cut before the end of a harness, or compiled without TORCHINDUCTOR_BENCHMARK_KERNEL.
+        cut = definition < 0 or HARNESS_START in text or HARNESS_IMPORT.decode() in text
+        return NoRow.DAMAGED if cut else NoRow.NO_HARNESS
+    end = NEXT_STATEMENT.search(text, definition + len(DEF))
+    # A file that is still being written has no end.
+    if end is None or not AFTER_FUNCTION.match(text, end.end()):
+        return NoRow.DAMAGED
+    return text[start : end.start()] if text.find(HARNESS_END, main) >= 0 else NoRow.DAMAGED
+
+
+def make_row(kernel: str, name_path_category: tuple[str, str, str]) -> dict[str, str] | None:
+    """The row of a whole kernel; None where torch would not find what every such kernel has."""
+    name, path, category = name_path_category
+    function = kernel[kernel.index(DEF) + 1 :]
+    lines = _function_lines(function)
+    size_hints = SIZE_HINTS.search(kernel)
+    hint = REDUCTION_HINT.search(kernel) if category in WITH_REDUCTION_HINT else None
+    num_gb = NUM_GB.search(kernel)
+    if (
+        not lines
+        or (size_hints is None and category in WITH_SIZE_HINTS)
+        or (hint is None and category in WITH_REDUCTION_HINT)
+        or (num_gb is None and "kernel_num_gb" in kernel)
+    ):
+        return None
+    return {
+        "model_name": "",
+        "kernel_name": name,
+        "kernel_path": path,
+        "kernel_category": category,
+        "size_hints": size_hints[1] if size_hints else "",
+        "reduction_hint": hint[1] if hint else "",
+        **function_cells(lines),
+        "kernel_args_num_gb": num_gb_cell(num_gb) if num_gb else "",
+    }
+
+
+def _function_lines(function: str) -> list[str]:
+    """A function's lines as inspect.getsource has them, in which torch counts; none if torn."""
+    lines = function.splitlines()
+    while NOT_OF_BODY.match(lines[-1]):
+        lines.pop()
+    # Something at the start of a line is not the function's end where a string or bracket is open.
+    is_open = lines[-1].count("(") > lines[-1].count(")") or is_inside_string(
+        function, len(function)
+    )
+    return lines if ARGUMENTS.match(lines[0]) and not is_open else []
+
+
+def num_gb_cell(match: re.Match[str]) -> str:
+    """Six decimals as torch writes them; every digit where torch misreads the exponent."""
+    mantissa, decimals, exponent = match.groups()
+    if not mantissa:
+        return ""
+    if not exponent:
+        return f"{float(mantissa):.6f}"
+    return f"{float(f'{mantissa}e-{exponent}'):.{len(decimals or '') + int(exponent)}f}"
+
+
+def function_cells(lines: list[str]) -> dict[str, str]:
+    """What torch counts and finds in a kernel function, from its "def" on."""
+    function = "\n".join(lines)
+    literals = literal_numels(function)
+    return {
+        "line_of_code": str(len(lines)),
+        "num_load": str(function.count("tl.load")),
+        "num_store": str(function.count("tl.store")),
+        "num_for_loop": str(function.count("for ")),
+        "num_atomic_add": str(function.count("tl.atomic_add")),
+        "num_args": str(lines[0].count(",", 0, lines[0].index("):")) + 1),
+        "xnumel": literals.get("xnumel", ""),
+        "ynumel": literals.get("ynumel", ""),
+        "rnumel": rnumel_cell(function, literals),
+    }
+
+
+def literal_numels(function: str) -> dict[str, str]:
+    """The first literal given to each ...numel; a dynamic size is given none."""
+    found: dict[str, str] = {}
+    for match in NUMEL.finditer(function):
+        name = function[function.rfind("\n", 0, match.start()) : match.end(1)].strip()
+        found.setdefault(name, str(int(match[2])))
+    return found
+
+
+def rnumel_cell(function: str, literals: dict[str, str]) -> str:
+    """The size of the whole reduction, blank unless it is literal."""
+    # Since torch 2.6 a reduction has dimensions of its own, and says rnumel = r0_numel.
+    if "r0_numel" not in function:
+        return literals.get("rnumel", "")
+    names = ("r0_numel", "r1_numel") if "r1_numel" in function else ("r0_numel",)
+    if not all(name in literals for name in names):
+        return ""
+    return str(math.prod(int(literals[name]) for name in names))
+
+
+def is_exponent_misread(cell: str, source: bytes) -> bool:
+    """Whether a kernel_args_num_gb cell is the kernel's kernel_num_gb less its exponent.
+
+    torch reads 'kernel_num_gb': 5.6e-06 with a regex that stops at the e, and writes 5.600000.
+    """
+    match = NUM_GB.search(source.decode("utf-8", "replace"))
+    if match is None or not match[3]:
+        return False
+    try:
+        return f"{float(cell):.6f}" == f"{float(match[1]):.6f}"
+    except ValueError:
+        return False
+
+
+def find_kernel_files(root: str, warn: Callable[[str], None]) -> Iterator[str]:
+    """The regular files named *.py under a folder, in the order of their paths.
+
+    A linked folder is entered once, unless it leads to a folder that is entered anyway.
+    Folders that cannot be read are passed over with a warning.
+    """
+    entered = [os.path.realpath(root)]
+    waiting = [os.path.join(root, "")]
+    while waiting:
+        path = waiting.pop()
+        if not path.endswith(os.sep):
+            yield path
+            continue
+        try:
+            waiting.extend(list_folder(path, entered, warn))
+        except OSError as error:
+            warn(f"{path}: passed over, {error.strerror}")
+
+
+def list_folder(folder: str, entered: list[str], warn: Callable[[str], None]) -> list[str]:
+    """Paths of a folder's Python files, and of its folders with a separator, last first."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                found.extend(follow_link(entry, entered, warn))
+            elif entry.is_dir():
+                found.append(entry.path + os.sep)
+            elif entry.name.endswith(".py") and entry.is_file():
+                found.append(entry.path)
+    # Folders sort with their separator, as their files' paths do ("a-b.py" before "a/c.py").
+    found.sort(reverse=True)
+    return found
+
+
+def follow_link(
+    entry: os.DirEntry[str], entered: list[str], warn: Callable[[str], None]
+) -> list[str]:
+    """The path of what a link leads to, if it is to be read."""
+    # Not entry.is_dir() and entry.is_file(): they raise for a link that leads round to itself.
+    if os.path.isdir(entry.path):
+        return [entry.path + os.sep] if may_enter(entry.path, entered, warn) else []
+    if not entry.name.endswith(".py"):
+        return []
+    if os.path.isfile(entry.path):
+        return [entry.path]
+    warn(f"{entry.path}: passed over, a link that leads to no file")
+    return []
+
+
+def may_enter(link: str, entered: list[str], warn: Callable[[str], None]) -> bool:
+    """Whether a linked folder is to be entered, which is then noted."""
+    target = os.path.realpath(link)
+    for real in entered:
+        if os.path.commonpath((target, real)) in (target, real):
+            warn(f"{link}: passed over, it links to {target}, in or around what is read anyway")
+            return False
+    entered.append(target)
+    return True
+
+
+def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
+    """Make the table of an Inductor cache, ordered by path."""
+    table = Table(Layout(list(TABLE_COLUMNS)))
+    counts = dict.fromkeys(NoRow, 0)
+    files = find_kernel_files(os.path.abspath(root), reporter.warn)
+    for read, path in enumerate(files, 1):
+        row = read_kernel_file(path, reporter.warn)
+        if isinstance(row, NoRow):
+            counts[row] += 1
+        else:
+            row["model_name"] = model_name
+            table.rows.append(table.layout.parse([row[column] for column in TABLE_COLUMNS]))
+        reporter.redraw(f"{read} files read, {len(table.rows)} kernels found".format)
+    reporter.status("")
+    table.foreach = counts[NoRow.FOREACH]
+    if not table.rows:
+        raise UsageError(nothing_found(root, counts))
+    return table
+
+
+def read_kernel_file(path: str, warn: Callable[[str], None]) -> KernelRow:
+    """The row of one file; a file that cannot be read or has no end is warned of."""
+    try:
+        row = parse_kernel_file(read_bytes(path), path)
+    except OSError as error:
+        warn(f"{path}: passed over, {error.strerror}")
+        return NoRow.OTHER
+    if row is NoRow.DAMAGED:
+        warn(f"{path}: passed over, the kernel is cut short or damaged (still being written?)")
+    return row
+
+
+def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
+    """What to say when a folder gave no row: what was looked for, and what there was."""
+    if counts[NoRow.NO_HARNESS]:
+        return (
+            f"{root}: {counts[NoRow.NO_HARNESS]} kernels, none with a benchmark harness:"
+            " TORCHINDUCTOR_BENCHMARK_KERNEL=1 was not set when they were compiled"
+        )
+    seen = ", ".join(f"{count} x {what.value}" for what, count in counts.items() if count)
+    return (
+        f"{root}: no kernel found; looked for .py files with @triton_heuristics. at the start"
+        f" of a line and a benchmark harness ({seen or 'there are no .py files'})"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Files that are written whole or not at all
+# ---------------------------------------------------------------------------------------------
+
+
+def write_whole(path: str, fill: Callable[[BinaryIO], object]) -> None:
+    """Replace a file by what `fill` writes, or leave everything as it was and raise OSError.
+
+    The new file has the permissions of the old one, or those that umask gives. It is not synced:
+    what a power failure tears is not a valid log.
+    """
+    temporary = os.path.join(
+        os.path.dirname(path), f".parse_kernel_metadata_csv-{os.urandom(8).hex()}.tmp"
+    )
+    try:
+        with open(temporary, "xb") as stream:
+            fill(stream)
+        with contextlib.suppress(FileNotFoundError):
+            old = os.stat(path)
+            with contextlib.suppress(PermissionError):
+                os.chown(temporary, old.st_uid, old.st_gid)
+            os.chmod(temporary, old.st_mode & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def read_bytes(path: str) -> bytes:
+    """Return a file's bytes; raises OSError also when it is absurdly large."""
+    # A FIFO of that name must not stop us: O_NONBLOCK reads it as empty.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > OUTPUT_LIMIT:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        data = os.read(descriptor, size + 1)
+        while len(data) < size:  # a signal, or the file shrinks
+            more = os.read(descriptor, size - len(data))
+            if not more:
+                break
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def read_if_there(path: str) -> bytes | None:
+    """Return a file's bytes, None where it cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return None
+
+
+def find_destination(path: str, source: str) -> str | None:
+    """Return the regular file that the output replaces, None when it is written directly.
+
+    Raises UsageError when it cannot be written, so that this is known before the first kernel.
+    """
+    if path == "-" or path.startswith(("/dev/", "/proc/")):
+        return None
+    target = os.path.realpath(path)
+    try:
+        if os.path.exists(target):
+            old = os.stat(target)
+            if os.path.isdir(target):
+                raise UsageError(f"the output {path} is a folder")
+            if is_same_file(source, old):
+                raise UsageError(f"the output {path} is the input; give it another name")
+            if not os.path.isfile(target):
+                return None
+            os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))
+        probe = f"{target}.{os.urandom(8).hex()}.tmp"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        os.unlink(probe)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return target
+
+
+def is_same_file(source: str, other: os.stat_result) -> bool:
+    """Tell whether the input is that file, also when it comes on stdin."""
+    try:
+        return os.path.samestat(os.fstat(0) if source == "-" else os.stat(source), other)
+    except OSError:
+        return False
+
+
+def write_output(path: str, destination: str | None, fill: Callable[[BinaryIO], object]) -> None:
+    """Write the output to where `find_destination` said."""
+    try:
+        if destination:
+            write_whole(destination, fill)
+        elif path in ("-", "/dev/stdout"):
+            fill(sys.stdout.buffer)
+            sys.stdout.flush()
+        else:
+            with open(path, "wb") as stream:
+                fill(stream)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# Planning: rows, kernels, shards, GPUs
+# ---------------------------------------------------------------------------------------------
+
+
+def find_kernel(path: str, folder: str) -> str:
+    """Return a kernel's absolute path: from the current directory, else from the table's folder.
+
+    A log alone counts too: it stays valid when its kernel file is gone.
+    """
+    candidates = [os.path.abspath(path), os.path.abspath(os.path.join(folder, path))]
+    for candidate in candidates:
+        if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
+            return candidate
+    return candidates[0]
+
+
+def plan_kernels(rows: list[LogLine], folder: str) -> dict[str, Kernel]:
+    """Return the kernel of each kernel_path, in order of first appearance."""
+    kernels: dict[str, Kernel] = {}
+    by_absolute_path: dict[str, Kernel] = {}
+    for row in rows:
+        kernel = kernels.get(row.kernel_path)
+        if kernel is None:
+            path = row.kernel_path
+            path = os.path.normpath(path) if os.path.isabs(path) else find_kernel(path, folder)
+            kernel = by_absolute_path.setdefault(path, Kernel(row.kernel_name, path))
+            kernels[row.kernel_path] = kernel
+        if not kernel.claimed_gb and SUSPICIOUS_GB.match(row.kernel_args_num_gb):
+            kernel.claimed_gb = row.kernel_args_num_gb
+    return kernels
+
+
+SUSPICIOUS_GB = re.compile("[1-9]")
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES as CUDA reads them; None where it is not set."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",")]
+    # CUDA stops at the first entry that is no device
+    return list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+
+
+def list_gpus() -> list[str]:
+    """Return the UUIDs of this box's GPUs."""
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"--gpus all: cannot list the GPUs with nvidia-smi: {error}") from None
+    return listed.stdout.decode().split()
+
+
+def choose_gpus(spec: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the CUDA_VISIBLE_DEVICES of each worker that --gpus asks for."""
+    visible = visible_gpus(environment)
+    if spec == "all":
+        gpus = list_gpus() if visible is None else visible
+    else:
+        gpus = [choose_gpu(entry.strip(), visible) for entry in spec.split(",")]
+    if not gpus:
+        raise UsageError("--gpus: there is no GPU")
+    twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
+    if twice:
+        raise UsageError(f"--gpus names GPU {twice[0]} twice")
+    return gpus
+
+
+def choose_gpu(entry: str, visible: list[str] | None) -> str:
+    """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
+    if entry.startswith(("GPU-", "MIG-")):
+        return entry
+    if not re.fullmatch("[0-9]+", entry):
+        raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
+    if visible is None:
+        return str(int(entry))
+    if int(entry) >= len(visible):
+        raise UsageError(f"--gpus: CUDA_VISIBLE_DEVICES has no GPU {entry}, only {len(visible)}")
+    return visible[int(entry)]
+
+
+# ---------------------------------------------------------------------------------------------
+# The cache: <kernel>.ncu beside <kernel>.py
+# ---------------------------------------------------------------------------------------------
+
+KERNEL_FUNCTION = re.compile(rb"^def (triton\w*)\(", re.M)
+MAIN_BLOCK = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.M)
+OTHER_DEVICE = re.compile(rb"(?:cuda:|set_device\(|_DeviceGuard\()0*[1-9]")
+
+
+def hash_source(source: bytes) -> str:
+    """Return what sha256sum prints for a kernel file."""
+    return hashlib.sha256(source).hexdigest()
+
+
+def look_up(kernel: Kernel) -> None:
+    """Find the kernel's log, if it has a valid one that measured the file as it is now.
+
+    One look at each file: the log first, the kernel only where the log or the table asks for it.
+    """
+    text = read_if_there(kernel.log_path)
+    log = parse_log(text) if text else None
+    valid = log if isinstance(log, Log) else None
+    if kernel.claimed_gb or (valid and valid.source_hash):
+        source = read_if_there(kernel.path)
+        if source is not None:
+            kernel.misread_gb = bool(kernel.claimed_gb) and is_exponent_misread(
+                kernel.claimed_gb, source
+            )
+            if valid and valid.source_hash and valid.source_hash != hash_source(source):
+                valid = None
+    kernel.log = valid
+
+
+def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[Kernel], None]) -> None:
+    """Look every kernel up; by several threads at a time where opening a file is slow."""
+    rest = iter(kernels)  # shared: taking the next is atomic
+
+    def read(patience: float) -> None:
+        begin = time.perf_counter()
+        for count, kernel in enumerate(rest, 1):
+            look_up(kernel)
+            tick(kernel)
+            slow = count >= 8 and time.perf_counter() - begin > patience * count
+            if slow or stop.requested:
+                return
+
+    read(SLOW_OPEN)
+    if length_hint(rest) and not stop.requested:
+        readers = [threading.Thread(target=read, args=(math.inf,)) for _ in range(READERS)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+
+
+def inspect_source(kernel: Kernel) -> Source | Failure:
+    """Read a kernel file that is about to be measured."""
+    text = read_if_there(kernel.path)
+    if text is None:
+        return Failure("no kernel file" if not os.path.exists(kernel.path) else "not readable")
+    if b"@triton_heuristics." in text and not MAIN_BLOCK.search(text):
+        return Failure("no benchmark harness", NO_HARNESS)
+    function = KERNEL_FUNCTION.search(text)
+    return Source(
+        kernel,
+        hash_source(text),
+        function[1].decode() if function else "",
+        b"\ndef get_args(" in text and b"\ndef call(" in text,
+        bool(OTHER_DEVICE.search(text)),
+    )
+
+
+def compose_log(source: Source, launch: str, command: str, stderr: bytes, text: bytes) -> bytes:
+    """Return a log: what was measured, and how; then what ncu printed.
+
+    stderr comes first and behind a mark of its own, so that nothing in it can be taken for ncu's.
+    """
+    header = f"# source sha256: {source.sha256}\n# launch: {launch} launch\n# command: "
+    marked = b"".join(b"==STDERR== " + line + b"\n" for line in stderr.splitlines())
+    return header.encode() + os.fsencode(command.replace("\n", "?")) + b"\n" + marked + text
+
+
+@contextlib.contextmanager
+def kernel_lock(path: str) -> Iterator[bool]:
+    """Hold the kernel file's lock, so that of several runs one profiles it; False: held elsewhere.
+
+    The kernel frees it when the process is gone, however. On NFS an exclusive lock needs a file
+    that is open for writing. Where there are no locks we go on: logs are renamed into place.
+    """
+    descriptor = -1
+    try:
+        for mode in (os.O_RDWR, os.O_RDONLY):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
+                break
+        try:
+            if descriptor >= 0:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------
+# Running one ncu
+# ---------------------------------------------------------------------------------------------
+
+
+class Stop:
+    """The wish to end early: of a signal, or after a failure that every kernel would share.
+
+    `soft` and `hard` are descriptors that turn readable, for good, when a child is to be
+    terminated or killed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.signal: int = 0
+        self.soft, self._request = os.pipe()
+        self.hard, self._insist = os.pipe()
+
+    def request(self, signum: int = 0, _frame: object = None) -> None:
+        """Ask for an end; a second INT for an end at once. Safe in a signal handler."""
+        if self.requested and signum == signal.SIGINT:
+            os.write(self._insist, b"!")
+        if not self.requested:
+            self.signal = signum
+            self.requested = True
+            os.write(self._request, b"!")
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take INT, TERM and HUP for the wish to stop, save those ignored so far (nohup)."""
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {s: signal.getsignal(s) for s in signals if signal.getsignal(s) != signal.SIG_IGN}
+        for signum in old:
+            signal.signal(signum, self.request)
+        try:
+            yield
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+
+def split_options(text: str) -> list[str]:
+    """Split --ncu-args as a shell would."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--ncu-args: {error}") from None
+
+
+def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = True) -> list[str]:
+    """Return ncu's options: ours, less those that the user's displace, then the user's.
+
+    ncu refuses an option given twice, and takes a long one cut short (--print-u).
+    """
+    long = {short: option for option, short in SHORT_OPTIONS.items()}
+    given = [long.get(word[:2], word.partition("=")[0]) for word in extra if word[:1] == "-"]
+    ours = dict(NCU_OPTIONS)
+    if quick:
+        del ours["--set"]
+        ours["--metrics"] = ",".join([DURATION_METRIC] + [BANDWIDTH_METRIC] * bandwidth)
+    elif "--section" in given or "--metrics" in given:
+        del ours["--set"]
+    if batch:
+        del ours["--launch-count"]
+        ours.update(NCU_BATCH_OPTIONS)
+    options: list[str] = []
+    for option, value in ours.items():
+        if not any(len(word) > 2 and option.startswith(word) for word in given):
+            options += [SHORT_OPTIONS.get(option, option), *filter(None, [value])]
+    return options + extra
+
+
+def find_ncu(ncu: str | None, environment: Mapping[str, str]) -> str:
+    """Return ncu's path: from PATH, else where CUDA puts it (cron's PATH is bare)."""
+    if ncu:
+        found = shutil.which(ncu)
+        if not found:
+            raise UsageError(f"--ncu {ncu}: no such program")
+        return os.path.abspath(found)
+    cuda_home = environment.get("CUDA_HOME")
+    newest = sorted(
+        glob.glob("/opt/nvidia/nsight-compute/*/ncu"),
+        key=lambda path: [int(part) for part in re.findall("[0-9]+", path)],
+        reverse=True,
+    )
+    places = [f"{cuda_home}/bin/ncu"] if cuda_home else []
+    for place in ["ncu", *places, "/usr/local/cuda/bin/ncu", *newest]:
+        found = shutil.which(place)
+        if found:
+            return os.path.abspath(found)
+    raise UsageError("cannot find ncu: not on PATH, nor where CUDA puts it; name it with --ncu")
+
+
+def find_python(python: str | None) -> str:
+    """Return the interpreter behind --python by asking it: ncu does not follow wrapper scripts."""
+    if not python:
+        return sys.executable
+    command = [python, "-c", "import sys; print(sys.executable)"]
+    try:
+        answer = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(f"--python {python}: {error}") from None
+    path = os.fsdecode(answer.stdout.strip())
+    if not os.path.isabs(path):
+        raise UsageError(f"--python {python}: does not know its sys.executable")
+    return path
+
+
+class Child:
+    """One ncu, in a process group of its own of which nothing survives."""
+
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], reports: Reports | None
+    ) -> None:
+        self.stdout, self.stderr = bytearray(), bytearray()
+        self._renew = reports.feed if reports else None
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,  # a background ncu that reads a terminal is stopped
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            pass_fds=[reports.writer.fileno()] if reports else [],
+        )
+        self._selector = selectors.DefaultSelector()
+        self._open(self._process.stdout, self.stdout.extend)
+        self._open(self._process.stderr, self.stderr.extend)
+        if reports:
+            reports.writer.close()
+            self._open(reports.reader, reports.feed)
+
+    def _open(self, stream: IO[bytes] | None, sink: Callable[[bytes], None]) -> None:
+        assert stream
+        os.set_blocking(stream.fileno(), False)
+        self._selector.register(stream, selectors.EVENT_READ, sink)
+
+    def _drain(self, key: selectors.SelectorKey) -> bool:
+        """Read once; False when there is nothing more now. Forget a stream that has ended."""
+        try:
+            data = os.read(key.fd, 1 << 20)
+        except BlockingIOError:
+            return False
+        if data:
+            key.data(data)
+        else:
+            self._selector.unregister(key.fileobj)
+        return bool(data)
+
+    def _has_exited(self) -> bool:
+        """Tell whether ncu itself is gone; not reaped yet, so that its group's number is ours."""
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return status is not None
+
+    def watch(self, seconds: float, interrupt: int) -> str:
+        """Gather the output until ncu is gone; else return what came first.
+
+        A daemon that the kernel left holds the output open, so its end is not waited for. Each
+        report starts the seconds anew.
+        """
+        deadline = time.monotonic() + seconds
+        pause = POLL_SECONDS
+        self._selector.register(interrupt, selectors.EVENT_READ)
+        try:
+            while not self._has_exited():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return f"no end after {seconds:g} s"
+                for key, _ in self._selector.select(min(left, pause)):
+                    if key.fd == interrupt:
+                        return STOPPED
+                    self._drain(key)
+                    if key.data == self._renew:
+                        deadline = time.monotonic() + seconds
+                if len(self.stdout) + len(self.stderr) > OUTPUT_LIMIT:
+                    return f"more than {OUTPUT_LIMIT >> 20} MiB of output"
+                # Its output has ended, so ncu has, but for a moment
+                pause = POLL_SECONDS if len(self._selector.get_map()) > 1 else 0.001
+            return ""
+        finally:
+            self._selector.unregister(interrupt)
+
+    def terminate(self, grace: float, interrupt: int) -> None:
+        """Ask the whole group to end, and give it a little time: ncu prints its results then."""
+        self._renew = None
+        self._signal(signal.SIGTERM)
+        self.watch(grace, interrupt)
+
+    def close(self) -> None:
+        """Kill what is left of the group, and take what it had printed."""
+        self._signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # a process that hangs in the driver cannot be killed
+        for key in list(self._selector.get_map().values()):
+            while self._drain(key) and len(self.stdout) + len(self.stderr) <= OUTPUT_LIMIT:
+                pass
+        self._selector.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream
+            stream.close()
+
+    def _signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signum)
+
+
+def run_ncu(
+    command: list[str],
+    environment: Mapping[str, str],
+    timeout: float,
+    grace: float,
+    stop: Stop,
+    reports: Reports | None = None,
+) -> Run:
+    """Run one ncu to its end.
+
+    `timeout` seconds (0: never) after the start, or after the last report where there are any,
+    its group gets TERM, and `grace` seconds later KILL; the same when `stop` asks for it.
+    """
+    begin = time.monotonic()
+    shown = show_command(command, environment)
+    try:
+        child = Child(command, environment, reports)
+    except OSError as error:
+        return Run(shown, b"", b"", 0.0, f"cannot start: {error.strerror}")
+    try:
+        ended = child.watch(timeout or math.inf, stop.soft)
+        if ended:
+            child.terminate(grace, stop.hard)
+    finally:
+        child.close()
+    return Run(shown, bytes(child.stdout), bytes(child.stderr), time.monotonic() - begin, ended)
+
+
+def show_command(command: list[str], environment: Mapping[str, str]) -> str:
+    """Return a command, with what we change in its environment, ready to paste into a shell."""
+    changes = [
+        f"{name}={shlex.quote(value)}"
+        for name, value in environment.items()
+        if os.environ.get(name) != value
+    ]
+    return " ".join([*changes, shlex.join(command)])
+
+
+# ---------------------------------------------------------------------------------------------
+# A batch: many kernels in one process
+# ---------------------------------------------------------------------------------------------
+
+DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
+STDERR = 2  # where the driver reports to when a person pastes its command
+
+
+class Reports:
+    """What the driver of a batch reports to its parent, over a pipe that it inherits."""
+
+    def __init__(self) -> None:
+        reader, writer = os.pipe()
+        self.reader: IO[bytes] = os.fdopen(reader, "rb", buffering=0)
+        self.writer: IO[bytes] = os.fdopen(writer, "wb", buffering=0)
+        self.started = False
+        self.finished = False
+        self.in_hand: int | None = None
+        self.benchmarks: dict[int, str] = {}  # benchmark lines, empty where none was printed
+        self.errors: dict[int, str] = {}
+        self.done: set[int] = set()
+        self._rest = b""
+
+    def __enter__(self) -> Reports:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+        self.writer.close()
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was read from the pipe."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            event, index, text = line.split(b" ", 2)
+            self._take(event, int(index), text.decode("unicode_escape"))
+
+    def _take(self, event: bytes, index: int, text: str) -> None:
+        self.started = True
+        self.in_hand = index if event in (b"started", b"lost") else None
+        if event == b"benchmark":
+            self.benchmarks[index] = text
+        elif event == b"error":
+            self.errors[index] = text
+        elif event == b"done":
+            self.done.add(index)
+        elif event == b"finished":
+            self.finished = True
+
+
+def drive_batch(arguments: list[str]) -> int:
+    """Be the driver of a batch, inside ncu: a descriptor to report to, then the kernel files.
+
+    First every kernel's own benchmark, which also tunes it; then one launch of each with the
+    profiler on. Clocks that ncu locks while it profiles so cannot colour a benchmark.
+    """
+    pipe, paths = int(arguments[0]), arguments[1:]
+    os.set_inheritable(pipe, False)  # what the kernels start must not hold it open
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
+    os.dup2(os.memfd_create("stdout"), 1)  # ncu's stdout holds ncu's text alone
+    driver = Driver(pipe, importlib.import_module("torch"))
+    try:
+        for index, path in enumerate(paths):
+            driver.benchmark(index, path)
+        for index in list(driver.tuned):
+            driver.profile(index)
+    except ContextLost:
+        return 1
+    driver.report("finished", 0)
+    return 0
+
+
+class ContextLost(Exception):
+    """After an illegal address no CUDA call of this process succeeds any more."""
+
+
+class Driver:
+    """Runs kernel files as if each were the program, and reports on them."""
+
+    def __init__(self, pipe: int, torch: Any) -> None:
+        self.pipe = pipe
+        self.torch = torch
+        self.tuned: dict[int, types.ModuleType] = {}
+
+    def report(self, event: str, index: int, text: str = "") -> None:
+        """Tell the parent: started, benchmark, done, error, lost (the context), finished."""
+        line = b"%s %d %s\n" % (event.encode(), index, text.encode("unicode_escape"))
+        while line:
+            line = line[os.write(self.pipe, line) :]
+
+    def benchmark(self, index: int, path: str) -> None:
+        """Run the file's own benchmark; keep its module, but not its tensors."""
+        module = types.ModuleType("__main__")
+        module.__file__ = path
+        if self.attempt(index, module, self.run_file):
+            self.tuned[index] = module
+            line = find_benchmark_line(take_captured())
+            self.report("benchmark", index, line[0].decode() if line else "")
+        else:
+            module.__dict__.clear()
+            take_captured()
+        self.torch.cuda.empty_cache()
+
+    def profile(self, index: int) -> None:
+        """Profile one launch of a kernel that is tuned by now; keep nothing of it."""
+        module = self.tuned.pop(index)
+        if self.attempt(index, module, functools.partial(self.launch, f"{LABEL}{index}")):
+            self.report("done", index)
+        module.__dict__.clear()
+        take_captured()
+        self.torch.cuda.empty_cache()
+
+    def attempt(
+        self, index: int, module: types.ModuleType, action: Callable[[types.ModuleType], None]
+    ) -> bool:
+        """Do something to the kernel in hand, which is `__main__` meanwhile; report a failure."""
+        self.report("started", index)
+        main, sys.modules["__main__"] = sys.modules["__main__"], module
+        sys.argv = [str(module.__file__)]
+        try:
+            action(module)
+            return True
+        except (Exception, SystemExit) as error:
+            leaves = isinstance(error, SystemExit)
+            text = f"sys.exit({error})" if leaves else traceback.format_exc()
+            event = "lost" if self.is_context_lost() else "error"
+            self.report(event, index, text[-ERROR_TEXT_LIMIT:])
+            if event == "lost":
+                raise ContextLost from None
+            return False
+        finally:
+            sys.modules["__main__"] = main
+
+    def is_context_lost(self) -> bool:
+        """Tell whether CUDA is of no more use to this process."""
+        try:
+            self.torch.cuda.synchronize()
+            return False
+        except Exception:
+            return True
+
+    @staticmethod
+    def run_file(module: types.ModuleType) -> None:
+        """Execute a kernel file, without the args that its benchmark leaves behind."""
+        path = str(module.__file__)
+        with open(path, "rb") as stream:
+            code = compile(stream.read(), path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+        module.__dict__.pop("args", None)
+
+    def launch(self, label: str, module: types.ModuleType) -> None:
+        """Launch the kernel once with the profiler on, under an NVTX label."""
+        cuda = self.torch.cuda
+        args = module.__dict__["get_args"]()
+        devices = [arg.device for arg in args if getattr(arg, "is_cuda", False)]
+        with cuda.device(devices[0] if devices else None):
+            cuda.synchronize()
+            cuda.profiler.start()
+            cuda.nvtx.range_push(label)
+            try:
+                module.__dict__["call"](args)
+                cuda.synchronize()
+            finally:
+                cuda.nvtx.range_pop()
+                cuda.profiler.stop()
+
+
+def take_captured() -> bytes:
+    """Return what the kernel in hand printed to stdout, and forget it."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    data = os.pread(1, os.lseek(1, 0, os.SEEK_END), 0)
+    os.ftruncate(1, 0)
+    os.lseek(1, 0, os.SEEK_SET)
+    return data
+
+
+class Again(NamedTuple):
+    """A kernel has had no turn of its own in a batch, and how it gets one."""
+
+    alone: bool = False
+    plain: bool = False
+
+
+def judge_batched(
+    index: int, source: Source, reports: Reports, results: list[Result], run: Run
+) -> bytes | Failure | Again:
+    """Return the text of one kernel's log from its batch, or why there is none.
+
+    A result is the kernel's when it bears its label and the name of its function.
+    """
+    error = reports.errors.get(index)
+    if error is not None:
+        # Memory can be short because of the others in the batch
+        crowded = "out of memory" in error and not source.kernel.alone
+        return (
+            Again(alone=True)
+            if crowded
+            else Failure("the kernel failed", printable(last_line(error.encode())))
+        )
+    if len(results) > 1:
+        return Failure("the tuned call launched several kernels", str(len(results)))
+    benchmark = reports.benchmarks.get(index)
+    if results and benchmark:
+        if not results[0].name.partition(b"/")[2].startswith(source.function.encode()):
+            return Failure("ncu profiled another kernel", printable(results[0].name))
+        return benchmark.encode() + b"\n" + results[0].text
+    if benchmark == "":
+        return Failure("no benchmark line")
+    if index in reports.done and reports.finished and not run.ended:
+        return Again(plain=True)  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
+    if not source.kernel.alone:
+        return Again(alone=index == reports.in_hand or not reports.started)
+    return find_trouble(run) or Failure("ncu ended early")
+
+
+# ---------------------------------------------------------------------------------------------
+# Reporting
+# ---------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Everything that is said to a person, on stderr; safe to call from every worker."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self._lock = threading.RLock()
+        self.terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._drawn = 0  # width of the status line that stands there
+        self._due = 0.0
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line, the status line out of its way. A closed stderr stops nothing."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self.status("")
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+    def tell(self, text: str) -> None:
+        """Print what --quiet leaves out."""
+        if not self.quiet:
+            self.say(text)
+
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
+    def warn_once(self, text: str, detail: str) -> None:
+        """Warn of the first of many; the text is the same for all."""
+        with self._lock:
+            if text not in self._said:
+                self._said.add(text)
+                self.warn(f"{text} ({detail})")
+
+    def status(self, text: str) -> None:
+        """Redraw the status line of a terminal; it has no other use of control characters."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self.terminal and not self.quiet and (text or self._drawn):
+                width = shutil.get_terminal_size().columns - 1
+                text = text[:width]
+                sys.stderr.write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
+                sys.stderr.flush()
+                self._drawn = len(text)
+
+    def redraw(self, text: Callable[[], str]) -> None:
+        """Redraw the status line a few times a second."""
+        if self.terminal and time.monotonic() >= self._due:
+            self._due = time.monotonic() + 0.1
+            self.status(text())
+
+
+@dataclass
+class Progress:
+    """How far a run is."""
+
+    kernels: list[Kernel]
+    reporter: Reporter
+    cached: int = 0
+    profiled: int = 0
+    failed: int = 0
+    begin: float = math.inf  # of profiling, by time.monotonic()
+
+    @property
+    def done(self) -> int:
+        return self.cached + self.profiled + self.failed
+
+    def status(self) -> str:
+        """Return the status line. The rate is that of all workers together."""
+        text = (
+            f"{self.done}/{len(self.kernels)} done, {self.cached} cached, "
+            f"{self.profiled} profiled, {self.failed} failed"
+        )
+        measured = self.profiled + self.failed
+        if measured:
+            rate = (time.monotonic() - self.begin) / measured
+            left = rate * (len(self.kernels) - self.done)
+            text += f", {rate:.1f} s/kernel, ETA {show_time(left)}"
+        return text
+
+    def settle(self, kernel: Kernel, seconds: float) -> None:
+        """Count a kernel and say what became of it."""
+        self.cached += bool(kernel.log and not kernel.profiled)
+        self.profiled += kernel.profiled
+        self.failed += kernel.failure is not None
+        total = str(len(self.kernels))
+        done = f"[{self.done:{len(total)}}/{total}]"
+        line = f"{done} {seconds:.1f}s {kernel.name} {kernel.path}"
+        if kernel.failure:
+            self.reporter.say(f"{line} failed: {kernel.failure}")
+        elif kernel.profiled and not self.reporter.terminal:
+            self.reporter.tell(line)
+        self.tick()
+
+    def tick(self) -> None:
+        """Redraw the status line, if it is time."""
+        self.reporter.redraw(self.status)
+
+
+def show_time(seconds: float) -> str:
+    """Return a span as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+# ---------------------------------------------------------------------------------------------
+# Profiling
+# ---------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """The kernels still to be profiled, and which worker may take which when."""
+
+    def __init__(self, kernels: Iterable[Kernel], size: int, stop: Stop) -> None:
+        """`size`: the most kernels that a worker takes at a time."""
+        self._ready = deque(kernels)
+        self._exclusive: deque[Kernel] = deque()
+        self._size = size
+        self._stop = stop
+        self._busy = 0
+        self._changed = threading.Condition()
+        self.exclusive = False  # what is running has the box to itself
+
+    def take(self) -> list[Kernel]:
+        """Return the next kernels, when there are some for this worker; none: it is over."""
+        with self._changed:
+            while not self._stop.requested:
+                kernels = [] if self.exclusive else self._next(self._ready)
+                if not kernels and not self._busy and not self._ready:
+                    kernels = self._next(self._exclusive)
+                    self.exclusive = bool(kernels)
+                    if not kernels:
+                        return []
+                if kernels:
+                    self._busy += 1
+                    return kernels
+                self._changed.wait(HELD_PAUSE)
+            return []
+
+    def _next(self, queue: deque[Kernel]) -> list[Kernel]:
+        """Take kernels that are due off a queue: one that goes alone, or a batch of others."""
+        kernels: list[Kernel] = []
+        passed: list[Kernel] = []
+        now = time.monotonic()
+        while queue and len(kernels) < self._size:
+            kernel = queue.popleft()
+            single = kernel.alone or kernel.plain
+            if kernel.due > now or (single and kernels):
+                passed.append(kernel)
+                continue
+            kernels.append(kernel)
+            if single:
+                break
+        queue.extendleft(reversed(passed))
+        return kernels
+
+    def finish(self) -> None:
+        """Say that what was taken is done with, or put back."""
+        with self._changed:
+            self._busy -= 1
+            self.exclusive = False
+            self._changed.notify_all()
+
+    def put_back(self, kernel: Kernel, pause: float = 0.0, last: bool = False) -> None:
+        """Have a kernel tried again, after `pause` seconds, before or behind the others."""
+        with self._changed:
+            kernel.due = time.monotonic() + pause
+            if last:
+                self._ready.append(kernel)
+            else:
+                self._ready.appendleft(kernel)
+
+    def put_aside(self, kernel: Kernel) -> None:
+        """Have a kernel run when no other worker does."""
+        with self._changed:
+            self._exclusive.append(kernel)
+
+
+@dataclass
+class Profiler:
+    """Profiles kernels that have no log, each GPU by a worker of its own."""
+
+    options: Options
+    setup: Setup
+    queue: Queue
+    stop: Stop
+    progress: Progress
+    fatal: Failure | None = None
+    bandwidth: bool = True  # ncu knows the metric here, as far as we know
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _trials: int = 0
+    _trial_failures: int = 0
+
+    def profile_all(self) -> None:
+        """Profile all, until it is done or stopped."""
+        self.progress.begin = time.monotonic()
+        workers = [threading.Thread(target=self.work, args=(gpu,)) for gpu in self.setup.gpus]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(0.2)  # signals are handled in between
+                self.progress.tick()
+
+    def work(self, gpu: str | None) -> None:
+        """Be the worker of one GPU."""
+        while True:
+            kernels = self.queue.take()
+            if not kernels:
+                return
+            try:
+                self.profile(kernels, None if self.queue.exclusive else gpu)
+            finally:
+                self.queue.finish()
+
+    def profile(self, kernels: list[Kernel], gpu: str | None) -> None:
+        """Profile some kernels, each locked from the look-up that misses to the stored log."""
+        with contextlib.ExitStack() as locks:
+            sources = [s for s in (self.prepare(k, locks, gpu) for k in kernels) if s]
+            if sources and not self.stop.requested:
+                if self.options.batch and not sources[0].kernel.plain:
+                    self.profile_batch(sources, gpu)
+                else:
+                    self.profile_plain(sources[0], gpu)
+
+    def prepare(
+        self, kernel: Kernel, locks: contextlib.ExitStack, gpu: str | None
+    ) -> Source | None:
+        """Lock a kernel and read its source; None when it is settled, or has to wait."""
+        if not locks.enter_context(kernel_lock(kernel.path)):
+            self.queue.put_back(kernel, HELD_PAUSE, last=True)
+            return None
+        if not self.options.force:
+            look_up(kernel)
+            if kernel.log:
+                self.settle(kernel, kernel.log)
+                return None
+        source = inspect_source(kernel)
+        if isinstance(source, Failure):
+            self.settle(kernel, source)
+            return None
+        if gpu is not None and source.other_device:
+            self.queue.put_aside(kernel)
+            return None
+        if self.options.batch and not source.batchable and not kernel.plain:
+            kernel.plain = True
+            self.queue.put_back(kernel)
+            return None
+        self.put_on_trial(kernel)
+        return source
+
+    def put_on_trial(self, kernel: Kernel) -> None:
+        """Count the first kernels that are started and never failed before."""
+        with self._lock:
+            if not kernel.failed_before and not kernel.on_trial and self._trials < TRIAL_KERNELS:
+                self._trials += 1
+                kernel.on_trial = True
+
+    def run(self, sources: list[Source], gpu: str | None, reports: Reports | None = None) -> Run:
+        """Run ncu on one kernel file, or on the driver of a batch of them."""
+        return run_ncu(
+            self.command(sources, reports.writer.fileno() if reports else None),
+            child_environment(gpu),
+            self.options.timeout,
+            BATCH_GRACE_SECONDS if reports else GRACE_SECONDS,
+            self.stop,
+            reports,
+        )
+
+    def command(self, sources: list[Source], reports: int | None) -> list[str]:
+        """Return the command that measures these kernels, in a batch if it reports somewhere."""
+        return ncu_command(self.options, self.setup, sources, reports, self.bandwidth)
+
+    def profile_plain(self, source: Source, gpu: str | None) -> None:
+        """Profile the first launch of one kernel, in a process of its own."""
+        run = self.run([source], gpu)
+        text = compose_log(source, "first", run.command, run.stderr, run.stdout)
+        parsed = parse_log(text)
+        if isinstance(parsed, Log) and not run.ended:
+            self.store(source, text, parsed, run.seconds)
+        else:
+            failure = find_trouble(run) or parsed
+            assert isinstance(failure, Failure)
+            self.settle_rest(run, [(source, failure, text)])
+
+    def profile_batch(self, sources: list[Source], gpu: str | None) -> None:
+        """Profile the tuned launch of many kernels, in one process."""
+        with Reports() as reports:
+            run = self.run(sources, gpu, reports)
+        results: dict[bytes, list[Result]] = {}
+        for result in find_results(run.stdout):
+            results.setdefault(result.name.partition(b"/")[0], []).append(result)
+        rest: list[tuple[Source, Failure | Again, bytes]] = []
+        environment = child_environment(gpu)
+        for index, source in enumerate(sources):
+            mine = results.get(b"%s%d" % (LABEL.encode(), index), [])
+            outcome: bytes | Log | Failure | Again
+            outcome = judge_batched(index, source, reports, mine, run)
+            if isinstance(outcome, bytes):
+                shown = show_command(self.command([source], STDERR), environment)
+                text = compose_log(source, "tuned", shown, b"", outcome)
+                outcome = parse_log(text)
+                if isinstance(outcome, Log):
+                    self.store(source, text, outcome, run.seconds / len(sources))
+                    continue
+            text = run.stdout + reports.errors.get(index, "").encode()
+            text = compose_log(source, "tuned", run.command, run.stderr, text)
+            rest.append((source, outcome, text))
+        self.settle_rest(run, rest)
+
+    def settle_rest(self, run: Run, rest: list[tuple[Source, Failure | Again, bytes]]) -> None:
+        """Settle or put back what a run brought no log of. What we stopped is left as it is."""
+        if not rest or run.ended == STOPPED:
+            return
+        said = run.stdout + run.stderr
+        passing = PASSING_TEXT.search(said)
+        fatal = None if passing else find_fatal(run)
+        refused = BANDWIDTH_METRIC in run.command and METRIC_REFUSED.search(said)
+        if refused:
+            self.bandwidth = False
+        elif fatal:
+            self.settle(rest[0][0].kernel, fatal)
+            return
+        for source, outcome, text in rest:
+            kernel = source.kernel
+            if refused:
+                self.queue.put_back(kernel)
+            elif passing and kernel.pauses < len(PASSING_PAUSES):
+                self.queue.put_back(kernel, PASSING_PAUSES[kernel.pauses])
+                kernel.pauses += 1
+            elif passing:
+                failure = Failure("a driver resource was unavailable", printable(passing[0]))
+                self.settle(kernel, failure, run.seconds, text)
+            elif isinstance(outcome, Failure):
+                self.settle(kernel, outcome, run.seconds / len(rest), text)
+            else:
+                kernel.batches += 1
+                kernel.alone = outcome.alone or kernel.batches >= BATCHES_IN_COMPANY
+                kernel.plain = outcome.plain
+                self.queue.put_back(kernel)
+
+    def store(self, source: Source, text: bytes, log: Log, seconds: float) -> None:
+        """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
+        kernel = source.kernel
+        if hash_source(read_if_there(kernel.path) or b"") != source.sha256:
+            self.settle(kernel, Failure("the kernel file changed meanwhile"), seconds)
+            return
+        self.write(kernel.log_path, text)
+        with contextlib.suppress(OSError):
+            os.unlink(kernel.error_path)
+        self.settle(kernel, log, seconds)
+
+    def write(self, path: str, text: bytes) -> None:
+        """Write a file beside a kernel."""
+        try:
+            write_whole(path, lambda stream: stream.write(text))
+        except OSError as error:
+            self.progress.reporter.warn_once(
+                "what ncu says cannot be stored", f"{path}: {error.strerror}"
+            )
+
+    def settle(
+        self, kernel: Kernel, outcome: Log | Failure, seconds: float = 0.0, text: bytes = b""
+    ) -> None:
+        """Take a kernel for done: profiled or failed in so many seconds, or found in the cache."""
+        if isinstance(outcome, Failure) and text:
+            self.write(kernel.error_path, b"# failed: %s\n" % str(outcome).encode() + text)
+        with self._lock:
+            if isinstance(outcome, Log):
+                kernel.log, kernel.profiled = outcome, bool(seconds)
+                self._trial_failures -= TRIAL_KERNELS if kernel.on_trial else 0
+            else:
+                kernel.failure = outcome
+                self._trial_failures += kernel.on_trial
+                self.fatal = self.fatal or find_end(outcome, self._trial_failures)
+            self.progress.settle(kernel, seconds)
+        if self.fatal:
+            self.stop.request()
+
+
+def find_end(failure: Failure, trial_failures: int) -> Failure | None:
+    """Return the failure that ends the run, if this is one."""
+    if failure.remedy:
+        return failure
+    if trial_failures < TRIAL_KERNELS:
+        return None
+    return Failure(
+        f"the first {TRIAL_KERNELS} kernels all failed, the last of them",
+        str(failure),
+        "this looks like the set-up: run a kernel by hand with --python's interpreter",
+    )
+
+
+def ncu_command(
+    options: Options,
+    setup: Setup,
+    sources: list[Source],
+    reports: int | None,
+    bandwidth: bool = True,
+) -> list[str]:
+    """Return the command that measures one kernel, or a batch that reports to a descriptor."""
+    ours = ncu_options(setup.ncu_args, options.quick, reports is not None, bandwidth)
+    driver = [] if reports is None else [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
+    paths = [source.kernel.path for source in sources]
+    return [setup.ncu, *ours, setup.python, *driver, *paths]
+
+
+def child_environment(gpu: str | None) -> dict[str, str]:
+    """Return ncu's environment: numbers without separators, and the worker's own GPU."""
+    own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    return {**os.environ, "LC_ALL": "C.UTF-8", **own}
+
+
+def profile_all(
+    missing: list[Kernel], options: Options, setup: Setup, stop: Stop, progress: Progress
+) -> Failure | None:
+    """Profile what has no log, what failed before last; return what ended the run early."""
+    for kernel in missing:
+        kernel.failed_before = os.path.exists(kernel.error_path)
+    missing.sort(key=lambda kernel: kernel.failed_before)
+    queue = Queue(missing, options.batch or 1, stop)
+    profiler = Profiler(options, setup, queue, stop, progress)
+    profiler.profile_all()
+    return profiler.fatal
+
+
+# ---------------------------------------------------------------------------------------------
+# The command line
+# ---------------------------------------------------------------------------------------------
+
+
+class Options(argparse.Namespace):
+    """What the command line says."""
+
+    input: str
+    output: str
+    model_name: str
+    table_only: bool
+    force: bool
+    cached_only: bool
+    dry_run: bool
+    quick: bool
+    batch: int
+    ncu: str | None
+    ncu_args: str
+    python: str | None
+    timeout: float
+    gpus: str | None
+    shard: tuple[int, int] | None
+    quiet: bool
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 "
+            'with --shard "$SLURM_ARRAY_TASK_ID/8"'
+        )
+    return int(match[1]), int(match[2])
+
+
+def parse_batch(text: str) -> int:
+    """Return a batch's size; all its paths must fit on one command line."""
+    if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= BATCH_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {BATCH_LIMIT}")
+    return int(text)
+
+
+def parse_timeout(text: str) -> float:
+    """Return seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def make_parser() -> Parser:
+    """Return the parser, whose --help is the manual."""
+    parser = Parser(
+        prog="parse_kernel_metadata_csv.py",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=f"%(prog)s {__version__}")
+
+    add = parser.add_argument_group("input and output").add_argument
+    add(
+        "-i",
+        "--input-csv",
+        "--input",
+        dest="input",
+        metavar="TABLE",
+        required=True,
+        help="torch's kernel_metadata table, - for stdin; or an Inductor cache directory, "
+        "whose kernel files are read instead (torch 2.6 and later cannot write the table)",
+    )
+    add(
+        "-o",
+        "--output-csv",
+        "--output",
+        dest="output",
+        metavar="FILE",
+        required=True,
+        help="the table with the four columns added, - for stdout; replaced whole, at the end",
+    )
+    add(
+        "--model-name",
+        metavar="NAME",
+        default="",
+        help="the model_name of every row that is made from a directory (default: blank)",
+    )
+    add(
+        "--table-only",
+        action="store_true",
+        help="write the table that a directory makes, without figures; profile nothing",
+    )
+    add("-q", "--quiet", action="store_true", help="say only what went wrong")
+
+    add = parser.add_argument_group("what is profiled").add_argument
+    add("--force", action="store_true", help="profile again what has a log")
+    add("--cached-only", action="store_true", help="fill in what has a log; never start ncu")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the ncu commands that would run, ready to paste; run none, write nothing",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="collect the two metrics that the columns need, in one pass, not --set full",
+    )
+    add(
+        "--batch",
+        type=parse_batch,
+        default=0,
+        metavar="N",
+        help="profile N kernels in each process, and of each the tuned launch, not the first",
+    )
+
+    add = parser.add_argument_group("where it runs").add_argument
+    add(
+        "--gpus",
+        metavar="LIST",
+        help="one worker for each GPU: 0,1,2 (indices into CUDA_VISIBLE_DEVICES where that is "
+        "set), UUIDs, or all (default: one worker, environment untouched)",
+    )
+    add(
+        "--shard",
+        type=parse_shard,
+        metavar="I/N",
+        help="do only the I-th of N parts, I from 1; merge with --cached-only and no --shard",
+    )
+
+    add = parser.add_argument_group("how ncu is run").add_argument
+    add(
+        "--ncu",
+        metavar="PATH",
+        help="Nsight Compute's command line (default: ncu on PATH, in $CUDA_HOME/bin, "
+        "/usr/local/cuda/bin, or the newest /opt/nvidia/nsight-compute/*)",
+    )
+    add(
+        "--ncu-args",
+        metavar="ARGS",
+        default="",
+        help="more options for ncu, split as a shell would; one that is also ours displaces "
+        "ours, and --set, --section or --metrics displaces --set full. "
+        "Example: --ncu-args=--clock-control=none",
+    )
+    add(
+        "--python",
+        metavar="PATH",
+        help="the interpreter that runs the kernels: one with torch (default: the one that runs "
+        "this)",
+    )
+    add(
+        "--timeout",
+        type=parse_timeout,
+        default=600.0,
+        metavar="SECONDS",
+        help="end a kernel that takes longer, 0: never (default: 600)",
+    )
+    return parser
+
+
+@dataclass
+class Setup:
+    """What the environment offers for profiling."""
+
+    ncu: str
+    python: str
+    ncu_args: list[str]
+    gpus: list[str | None]  # CUDA_VISIBLE_DEVICES of each worker; None: as inherited
+
+
+def find_setup(options: Options, ncu_args: list[str], gpus: list[str | None]) -> Setup:
+    """Find ncu and the interpreter; raises UsageError where one is missing."""
+    return Setup(find_ncu(options.ncu, os.environ), find_python(options.python), ncu_args, gpus)
+
+
+def load_table(options: Options, reporter: Reporter) -> tuple[Table, str]:
+    """Return the input's rows, and the folder that relative paths are also looked up from."""
+    if os.path.isdir(options.input):
+        return read_cache(options.input, options.model_name, reporter), options.input
+    with open_table(options.input) as stream:
+        if options.table_only:
+            raise UsageError("--table-only makes a table from a directory: name one with -i")
+        try:
+            table = read_table(stream)
+        except OSError as error:
+            raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
+    for number in table.torn[:LISTED_TORN_ROWS]:
+        reporter.warn(f"line {number} is torn or names no kernel file (.py); left out")
+    if len(table.torn) > LISTED_TORN_ROWS:
+        reporter.warn(f"and {len(table.torn) - LISTED_TORN_ROWS} more such lines")
+    if table.torn and not table.rows:
+        raise UsageError(f"{options.input} has no usable row")
+    return table, "" if options.input == "-" else os.path.dirname(options.input)
+
+
+def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
+    """Look every kernel up in the cache; with --force only the table's figure is checked."""
+
+    def found(kernel: Kernel) -> None:
+        if force:
+            kernel.log = None
+        progress.cached += kernel.log is not None
+        progress.tick()
+
+    look_up_all(progress.kernels, stop, found)
+
+
+def plan_commands(missing: list[Kernel], options: Options, setup: Setup) -> Iterator[str]:
+    """Yield the commands that would run, dealt out among the GPUs."""
+    inspected = [inspect_source(kernel) for kernel in missing]
+    groups: dict[tuple[bool, bool], list[Source]] = {}
+    for source in inspected:
+        if isinstance(source, Source):
+            batched = bool(options.batch) and source.batchable
+            groups.setdefault((batched, source.other_device), []).append(source)
+    gpus = itertools.cycle(setup.gpus)
+    for (batched, other_device), sources in groups.items():
+        size = options.batch if batched else 1
+        for at in range(0, len(sources), size):
+            gpu = next(gpus)
+            reports = STDERR if batched else None
+            command = ncu_command(options, setup, sources[at : at + size], reports)
+            yield show_command(command, child_environment(None if other_device else gpu))
+
+
+def print_commands(commands: Iterator[str], reporter: Reporter) -> int:
+    """Print the commands to stdout, however odd their paths; return the status."""
+    count = 0
+    for command in commands:
+        sys.stdout.buffer.write(os.fsencode(command) + b"\n")
+        count += 1
+    sys.stdout.flush()
+    reporter.tell(f"{count} commands would run")
+    return 0
+
+
+def fill_figures(rows: list[LogLine], kernels: dict[str, Kernel]) -> None:
+    """Put each kernel's figures into its rows, none where there is no log."""
+    blank = (None, None, None, None)
+    for row in rows:
+        log = kernels[row.kernel_path].log
+        (
+            row.latency_us_under_profiling,
+            row.ncu_duration_us,
+            row.ncu_mem_bw_gbps,
+            row.ncu_mem_accessed_gb,
+        ) = log.figures if log else blank
+
+
+def report_warnings(
+    table: Table, kernels: dict[str, Kernel], progress: Progress, reporter: Reporter
+) -> None:
+    """Say once what a reader of the figures must know."""
+    logs = [kernel.log for kernel in progress.kernels if kernel.log]
+    without = sum(log.figures.bandwidth_gbps is None for log in logs)
+    if without:
+        reporter.warn(f"{without} kernels have no bandwidth: their GPU has no DRAM counters")
+    chips = Counter(log.compute_capability for log in logs if log.compute_capability)
+    if len(chips) > 1:
+        counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
+        reporter.warn(f"the logs come from different GPU generations: {counts}")
+    misread = sum(
+        kernels[row.kernel_path].misread_gb and bool(SUSPICIOUS_GB.match(row.kernel_args_num_gb))
+        for row in table.rows
+    )
+    if misread:
+        reporter.warn(
+            f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
+            "small figures (5.6e-06 is read as 5.6)"
+        )
+
+
+def summarise(table: Table, progress: Progress, options: Options, seconds: float) -> str:
+    """Return the summary."""
+    failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
+    tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
+    first = sum(bool(kernel.log and not kernel.log.tuned) for kernel in progress.kernels)
+    missing = len(progress.kernels) - progress.done
+    lines = [
+        ("rows", len(table.rows), ""),
+        (
+            "left out",
+            table.foreach + len(table.torn),
+            f"{table.foreach} foreach, {len(table.torn)} torn",
+        ),
+        ("kernels", len(progress.kernels), ""),
+        ("cached", progress.cached, ""),
+        ("profiled", progress.profiled, ""),
+        ("failed", progress.failed, ", ".join(f"{n} {kind}" for kind, n in failures.most_common())),
+        ("no log", missing, ""),
+    ]
+    text = [
+        f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
+    ]
+    if tuned:
+        text.append(
+            f"launch   {tuned:>8}  tuned, {first} first launches (--force profiles them again)"
+        )
+    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
+
+
+def keep_shard(
+    table: Table, kernels: dict[str, Kernel], shard: tuple[int, int] | None
+) -> list[Kernel]:
+    """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
+    unique = list(dict.fromkeys(kernels.values()))
+    if not shard:
+        return unique
+    chosen = unique[shard[0] - 1 :: shard[1]]
+    mine = set(chosen)
+    table.rows = [row for row in table.rows if kernels[row.kernel_path] in mine]
+    return chosen
+
+
+def augment(options: Options, reporter: Reporter) -> int:
+    """Read the table, look up or measure every kernel, write the table; return the status."""
+    begin = time.monotonic()
+    ncu_args = split_options(options.ncu_args)
+    gpus: list[str | None] = [*choose_gpus(options.gpus, os.environ)] if options.gpus else [None]
+    destination = find_destination(options.output, options.input)
+    table, folder = load_table(options, reporter)
+    if options.table_only:
+        table.layout = Layout(list(TABLE_COLUMNS), figures=())
+        write_output(options.output, destination, functools.partial(write_table, table=table))
+        reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
+        return 0
+    kernels = plan_kernels(table.rows, folder)
+    progress = Progress(keep_shard(table, kernels, options.shard), reporter)
+    if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
+        reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
+    stop = Stop()
+    with stop.on_signals():
+        find_logs(progress, options.force, stop)
+        missing = [kernel for kernel in progress.kernels if not kernel.log]
+        fatal = None
+        if missing and not options.cached_only and not stop.requested:
+            setup = find_setup(options, ncu_args, gpus)
+            if options.dry_run:
+                return print_commands(plan_commands(missing, options, setup), reporter)
+            fatal = profile_all(missing, options, setup, stop, progress)
+        if fatal:
+            raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
+        if stop.requested:
+            reporter.say(
+                f"stopped by {signal.Signals(stop.signal).name}: {progress.done} of "
+                f"{len(progress.kernels)} kernels are done; the same command goes on from there"
+            )
+            return 128 + stop.signal
+        fill_figures(table.rows, kernels)
+        fill = functools.partial(write_table, table=table)
+        if destination:
+            write_output(options.output, destination, fill)
+    if not destination:  # a pipe's reader can keep us waiting: signals end that as ever
+        write_output(options.output, destination, fill)
+    report_warnings(table, kernels, progress, reporter)
+    reporter.tell(summarise(table, progress, options, time.monotonic() - begin))
+    return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program, and return its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == [DRIVER_OPTION]:
+        return drive_batch(arguments[1:])
+    reporter = Reporter()
+    try:
+        options = make_parser().parse_args(arguments, Options())
+        reporter.quiet = options.quiet
+        return augment(options, reporter)
+    except UsageError as error:
+        reporter.say(f"error: {error}")
+        return 2
+    except KeyboardInterrupt:  # before anything was started, or while a pipe takes the output
+        reporter.say("stopped")
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
