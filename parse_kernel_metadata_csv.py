@@ -21,31 +21,29 @@ import contextlib
 import csv
 import enum
 import errno
-import fcntl
 import functools
-import glob
-import hashlib
-import importlib
+import gc
 import io
 import itertools
 import math
 import os
 import re
-import selectors
-import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
-import traceback
 import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter, length_hint
-from typing import IO, Any, BinaryIO, Callable, NamedTuple, NoReturn, TextIO, Union
+from dataclasses import dataclass
+from operator import itemgetter, length_hint
+
+# Modules that only profiling needs (subprocess, hashlib and their like) are imported where they
+# are used, and typing by type checkers alone: filling a table from the cache starts faster.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import selectors
+    from typing import IO, Any, BinaryIO, Callable, NoReturn, TextIO
 
 __version__ = "1.0.0"
 
@@ -166,35 +164,33 @@ FATAL_TEXTS = (
     ("does not exist or is not an executable", INTERPRETER_REMEDY),
     ("The target application is not an executable binary", INTERPRETER_REMEDY),
 )
-FATAL_TEXT = re.compile(
-    rb"^(?:==ERROR== .*)?(%s).*" % b"|".join(re.escape(text.encode()) for text, _ in FATAL_TEXTS),
-    re.M,
+FATAL_TEXT = rb"(?m)^(?:==ERROR== .*)?(%s).*" % b"|".join(
+    re.escape(text.encode()) for text, _ in FATAL_TEXTS
 )
 # ncu 2022 prints option errors on stderr without a prefix, 2024 on stdout behind ==ERROR==.
-OPTION_ERROR = re.compile(
-    rb"^(?:==ERROR== )?(?:option is ambiguous|option '|the argument (?:for|\()).*", re.M
-)
+OPTION_ERROR = rb"(?m)^(?:==ERROR== )?(?:option is ambiguous|option '|the argument (?:for|\()).*"
 # Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
 # "... or the user does not have permission", so this is looked for first.
-PASSING_TEXT = re.compile(rb"^==ERROR== .*driver resource was unavailable.*", re.M)
+PASSING_TEXT = rb"(?m)^==ERROR== .*driver resource was unavailable.*"
 PASSING_PAUSES = (2.0, 4.0)
 # GPUs without DRAM counters (Jetson, GB10) refuse the bandwidth metric when asked by name.
-METRIC_REFUSED = re.compile(
-    rb"^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*", re.M
+METRIC_REFUSED = (
+    rb"(?m)^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*"
 )
 # Why one kernel failed, the most telling first. What the application said is added.
 KERNEL_TROUBLES = (
-    (re.compile(rb"^==ERROR== .*LaunchFailed", re.M), "launch failed"),
+    (rb"(?m)^==ERROR== .*LaunchFailed", "launch failed"),
     (
-        re.compile(rb"^==ERROR== (The application returned an error code \(\d+\))", re.M),
+        rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
         "the kernel's process failed",
     ),
-    (re.compile(rb"^==WARNING== No kernels were profiled", re.M), "no kernel was profiled"),
+    (rb"(?m)^==WARNING== No kernels were profiled", "no kernel was profiled"),
 )
 
 GRACE_SECONDS = 2.0  # between TERM and KILL
 BATCH_GRACE_SECONDS = 10.0  # ncu prints the results of a batch when it ends
 POLL_SECONDS = 0.25
+READABLE = 1  # selectors.EVENT_READ
 STOPPED = "stopped"  # how a run ended that was not the kernel's fault
 OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
 TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
@@ -223,7 +219,8 @@ class UsageError(Exception):
 class LogLine:
     """One row: torch's sixteen cells as text, exactly as read, further cells, four figures.
 
-    Cells of columns that the table does not have are empty. Figures are None where unknown.
+    Cells of columns that the table does not have are empty. The figures are those that the row
+    came with, None where it has none: the table is written with those of the kernel's log.
     """
 
     model_name: str
@@ -249,25 +246,21 @@ class LogLine:
     ncu_mem_accessed_gb: float | None = None
 
 
-class Figures(NamedTuple):
-    """The four columns, in their order and units. No bandwidth: a GPU without DRAM counters."""
-
-    latency_us: float
-    duration_us: float
-    bandwidth_gbps: float | None
-    accessed_gb: float | None
-
-
-class Log(NamedTuple):
+@dataclass(eq=False, repr=False)
+class Log:
     """What a valid log says."""
 
-    figures: Figures
+    __slots__ = ("bandwidth", "compute_capability", "figures", "source_hash", "tuned")
+
+    figures: str  # the four cells, as they are written
+    bandwidth: bool  # False: the GPU has no DRAM counters
     compute_capability: str  # "9.0"; empty where ncu (2022 and older) does not print it
     tuned: bool  # the tuned launch was profiled, not the first one
     source_hash: str  # of the kernel file that was measured; empty: not known
 
 
-class Failure(NamedTuple):
+@dataclass(eq=False, repr=False)
+class Failure:
     """Why there is no log of a kernel."""
 
     kind: str  # few words, the same for like failures: what the summary counts
@@ -278,25 +271,28 @@ class Failure(NamedTuple):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-@dataclass(eq=False)
 class Kernel:
     """One kernel file, and what is known of it so far."""
 
-    name: str
-    path: str  # absolute, of the .py
-    claimed_gb: str = ""  # the table's kernel_args_num_gb where it is suspiciously large
-    misread_gb: bool = False  # torch misread the exponent of that figure
     log: Log | None = None
     failure: Failure | None = None
-    profiled: bool = False  # by this run
-    failed_before: bool = False
-    on_trial: bool = False  # one of the first kernels started: if they all fail, it is the set-up
+    profiled = False  # by this run
+    claims = 0  # rows whose kernel_args_num_gb is suspiciously large
+    claimed_gb = ""  # what the first of them says
+    had_figures = 0  # rows that came with figures
+    misread_gb = False  # torch misread that figure's exponent
+    failed_before = False
+    on_trial = False  # one of the first kernels started: if they all fail, it is the set-up
     # How to go on with a kernel that was put back
-    due: float = 0.0  # time.monotonic() before which it is not tried again
-    pauses: int = 0  # passing failures so far
-    batches: int = 0  # batches that ended before this kernel had its turn
-    alone: bool = False  # in a batch of its own
-    plain: bool = False  # not in a batch at all
+    due = 0.0  # time.monotonic() before which it is not tried again
+    pauses = 0  # passing failures so far
+    batches = 0  # batches that ended before this kernel had its turn
+    alone = False  # in a batch of its own
+    plain = False  # not in a batch at all
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path  # absolute, of the .py
 
     @property
     def log_path(self) -> str:
@@ -307,7 +303,8 @@ class Kernel:
         return self.log_path + ".err"
 
 
-class Source(NamedTuple):
+@dataclass(eq=False, repr=False)
+class Source:
     """A kernel file as it is about to be measured."""
 
     kernel: Kernel
@@ -317,7 +314,8 @@ class Source(NamedTuple):
     other_device: bool  # names a GPU other than the first
 
 
-class Run(NamedTuple):
+@dataclass(eq=False, repr=False)
+class Run:
     """What one ncu printed, and how it ended."""
 
     command: str  # as pasted into a shell
@@ -333,15 +331,15 @@ class Run(NamedTuple):
 
 # Thousands are grouped by the locale's separator (en 1,234.50; de 1.234,50; fr 1 234,50 with any
 # of three spaces; ch 1'234.50) or in lakhs (en_IN 12,34,567.89). \udca0: a Latin-1 no-break space.
-GROUPED = re.compile(
+GROUPED = (
     "(?P<whole>[1-9][0-9]{0,2}(?P<group>[., '’\u00a0\u2009\u202f\udca0])[0-9]{3}"
     "(?:(?P=group)[0-9]{3})*)(?:(?!(?P=group))[.,](?P<decimals>[0-9]{1,2}))?"
 )
-LAKHS = re.compile("(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1,2}))?")
-PLAIN = re.compile("(?P<whole>[0-9]+)(?:[.,](?P<decimals>[0-9]{1,2})|[.](?P<more>[0-9]{3,}))?")
+LAKHS = "(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1,2}))?"
+PLAIN = re.compile(rb"([0-9]+)(?:[.,]([0-9]{1,2})|[.]([0-9]{3,}))?")
 
 
-def parse_number(text: str, base_units: bool) -> str | None:
+def parse_number(text: bytes, base_units: bool) -> bytes | None:
     """Return a number that ncu printed, in whatever locale, as float() reads it.
 
     ncu prints integers or two decimals. Three digits after a lone dot are a group in base units
@@ -349,22 +347,23 @@ def parse_number(text: str, base_units: bool) -> str | None:
     """
     plain = PLAIN.fullmatch(text)
     if plain:
-        more = plain["more"] or ""
-        if not (base_units and len(more) == 3 and not text.startswith("0")):
-            return f"{plain['whole']}.{plain['decimals'] or more or 0}"
-    match = GROUPED.fullmatch(text) or LAKHS.fullmatch(text)
+        whole, decimals, more = plain.groups(b"")
+        if not (base_units and len(more) == 3 and whole != b"0"):
+            return b"%s.%s%s" % (whole, decimals, more)
+    decoded = text.decode("utf-8", "surrogateescape")
+    match = re.fullmatch(GROUPED, decoded) or re.fullmatch(LAKHS, decoded)
     if not match:
         return None
-    return f"{re.sub('[^0-9]', '', match['whole'])}.{match['decimals'] or 0}"
+    return f"{re.sub('[^0-9]', '', match['whole'])}.{match['decimals'] or 0}".encode()
 
 
 def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, int]) -> float | None:
     """Return a row's value in the unit that `units` leads to, scaled exactly in decimal."""
     unit, text = row
-    number = parse_number(text.decode("utf-8", "surrogateescape"), unit in BASE_UNITS)
+    number = parse_number(text, unit in BASE_UNITS)
     if number is None or unit not in units:
         return None
-    return float(f"{number}e{units[unit]}")
+    return float(b"%se%d" % (number, units[unit]))
 
 
 BENCHMARK_LINE = re.compile(
@@ -389,15 +388,16 @@ def find_benchmark_line(text: bytes) -> tuple[bytes, bytes] | None:
 KERNEL_LINE = re.compile(
     rb", Context [0-9]+, Stream [0-9]+(?:, Device [0-9]+, CC ([0-9]+\.[0-9]+))?[^\n]*\n"
 )
-LAUNCH = re.compile(rb"(?: \([0-9, ]+\)x\([0-9, ]+\)|, [0-9]{4}-[A-Z][a-z]{2}-[0-9]+ [0-9:]+)$")
 
 
-class Result(NamedTuple):
+@dataclass(eq=False, repr=False)
+class Result:
     """One profiled launch on ncu's details page."""
 
-    name: bytes  # of the function, behind its NVTX label if ncu printed one
+    name: bytes  # label (where ncu was told to print it) and function, arguments, grid or date
     compute_capability: str
-    text: bytes  # from the kernel line up to the next one
+    begin: int  # of the kernel line, in the text
+    end: int  # where the next one begins
 
 
 def find_results(text: bytes) -> list[Result]:
@@ -406,63 +406,62 @@ def find_results(text: bytes) -> list[Result]:
     ncu prints them when the application is gone; what an application prints that looks like
     them comes before.
     """
-    start = max(text.rfind(b"==PROF== Disconnected"), 0)
-    lines = list(KERNEL_LINE.finditer(text, start))
-    begins = [text.rfind(b"\n", 0, line.start()) + 1 for line in lines]
-    return [
-        Result(
-            LAUNCH.sub(b"", text[begin : line.start()].strip()),
-            (line[1] or b"").decode(),
-            text[begin:end],
-        )
-        for line, begin, end in zip(lines, begins, [*begins[1:], len(text)])
-    ]
+    page = max(text.rfind(b"==PROF=="), 0)
+    results: list[Result] = []
+    for line in KERNEL_LINE.finditer(text, page):
+        begin = text.rfind(b"\n", 0, line.start()) + 1
+        if results:
+            results[-1].end = begin
+        name = text[begin : line.start()].lstrip()
+        results.append(Result(name, (line[1] or b"").decode(), begin, len(text)))
+    return results
 
 
 # A table is complete when the rule that opened it closes it. Three columns: --print-summary
 # prints five. Before 2022.3 there is no header row.
-SECTION = re.compile(
-    rb"Section: (GPU Speed Of Light|Memory Workload Analysis|Command line profiler metrics)"
-    rb"(?: Throughput)?[ \t\r]*\n"
-    rb"(?P<rule>[ \t]*-+ -+ -+)[ \t\r]*\n"
-    rb"(?:[ \t]*Metric Name[^\n]*\n(?P=rule)[ \t\r]*\n)?"
-    rb"(?P<rows>(?:(?![ \t]*(?:-|Section:))[^\n]*\n)*)"
-    rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
-)
-
-
-def metric_row(name: str) -> re.Pattern[bytes]:
-    """Match a metric's row: its unit, its value. Columns can be one space apart."""
+@functools.cache
+def table_of(section: str) -> re.Pattern[bytes]:
+    """Match a section's table: its rows. The pattern begins with a literal, which is fast."""
     return re.compile(
-        rb"^[ \t]*" + re.escape(name.encode()) + rb"[ \t]+(\S+)[ \t]+(\S[^\n]*?)[ \t\r]*$", re.M
+        rb"Section: " + section.encode() + rb"[ \t\r]*"
+        rb"(?P<rule>\n[ \t]*-+ -+ -+)[ \t\r]*"
+        rb"(?:\n[ \t]*Metric Name[^\n]*(?P=rule)[ \t\r]*)?"
+        rb"(?P<rows>(?:\n(?![ \t]*(?:-|Section:))[^\n]*)*)"
+        rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
     )
 
 
-DURATION_ROW = metric_row("Duration")
-THROUGHPUT_ROW = metric_row("Memory Throughput")
-DURATION_METRIC_ROW = metric_row(DURATION_METRIC)
-BANDWIDTH_METRIC_ROW = metric_row(BANDWIDTH_METRIC)
+SPEED_SECTION = "GPU Speed Of Light(?: Throughput)?"
+MEMORY_SECTION = "Memory Workload Analysis"
+METRICS_SECTION = "Command line profiler metrics"
 
 
-def parse_result(text: bytes) -> tuple[float, float | None] | Failure:
+@functools.cache
+def row_of(name: str) -> re.Pattern[bytes]:
+    """Match a metric's row: its unit, its value. Columns can be one space apart."""
+    return re.compile(
+        rb"\n[ \t]*" + re.escape(name.encode()) + rb"[ \t]+(\S+)[ \t]+(\S[^\n]*?)[ \t\r]*(?=\n|\Z)"
+    )
+
+
+def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Failure:
     """Return a result's duration in microseconds and bandwidth in 1e9 bytes/s (None: no counters).
 
     A full log has them in two tables; a quick one as two metrics in one, where ncu prints
     "(!) n/a" for a metric that the GPU does not have. A failed launch prints "(!) nan".
     """
-    tables: dict[bytes, bytes] = {}
-    for section in SECTION.finditer(text):
-        tables.setdefault(section[1], section["rows"])
-    full = b"GPU Speed Of Light" in tables and b"Memory Workload Analysis" in tables
-    if full:
-        durations = DURATION_ROW.findall(tables[b"GPU Speed Of Light"])
-        bandwidths = THROUGHPUT_ROW.findall(tables[b"Memory Workload Analysis"])
-    elif b"Command line profiler metrics" in tables:
-        rows = tables[b"Command line profiler metrics"]
-        durations = DURATION_METRIC_ROW.findall(rows)
-        bandwidths = [r for r in BANDWIDTH_METRIC_ROW.findall(rows) if b"n/a" not in r[1]]
+    speed = table_of(SPEED_SECTION).search(text, result.begin, result.end)
+    memory = table_of(MEMORY_SECTION).search(text, result.begin, result.end)
+    if speed and memory:
+        durations = row_of("Duration").findall(speed["rows"])
+        bandwidths = row_of("Memory Throughput").findall(memory["rows"])
     else:
-        return Failure("no figures", "ncu's tables are missing or cut short")
+        metrics = table_of(METRICS_SECTION).search(text, result.begin, result.end)
+        if not metrics:
+            return Failure("no figures", "ncu's tables are missing or cut short")
+        durations = row_of(DURATION_METRIC).findall(metrics["rows"])
+        rows = row_of(BANDWIDTH_METRIC).findall(metrics["rows"])
+        bandwidths = [row for row in rows if b"n/a" not in row[1]]
     if len(durations) != 1 or len(bandwidths) > 1:
         return Failure("no figures", "ncu's tables hold no single Duration and Memory Throughput")
     duration = parse_quantity(durations[0], TIME_UNITS)
@@ -485,19 +484,23 @@ def parse_log(text: bytes) -> Log | Failure:
     results = find_results(text)
     if not results:
         return Failure("no figures", "ncu printed no result")
-    result = next((r for r in results if b"triton" in r.name), results[0])
-    values = parse_result(result.text)
+    result = results[0]
+    if len(results) > 1:
+        result = next((r for r in results if b"triton" in r.name), result)
+    values = parse_result(text, result)
     if isinstance(values, Failure):
         return values
     benchmark = find_benchmark_line(text)
     if not benchmark:
         return Failure("no benchmark line")
+    latency = float(f"{benchmark[1].decode()}e3")
     duration, bandwidth = values
-    accessed = None if bandwidth is None else bandwidth * duration / 1e6
+    measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
     header = HEADER.match(text)
     return Log(
-        Figures(float(f"{benchmark[1].decode()}e3"), duration, bandwidth, accessed),
-        result.compute_capability,
+        f"{latency!r},{duration!r},{measured}",
+        bandwidth is not None,
+        sys.intern(result.compute_capability),
         bool(header and header[2] == b"tuned"),
         header[1].decode() if header else "",
     )
@@ -516,12 +519,12 @@ def printable(text: bytes, limit: int = 300) -> str:
 
 def find_fatal(run: Run) -> Failure | None:
     """Return what ncu said if every other kernel would fail the same way."""
-    match = FATAL_TEXT.search(run.stdout) or FATAL_TEXT.search(run.stderr)
+    match = re.search(FATAL_TEXT, run.stdout) or re.search(FATAL_TEXT, run.stderr)
     if match:
         remedy = dict(FATAL_TEXTS)[match[1].decode()]
         return Failure("ncu cannot profile here", printable(match[0]), remedy)
     if b"==PROF== Connected" not in run.stdout:
-        match = OPTION_ERROR.search(run.stdout) or OPTION_ERROR.search(run.stderr)
+        match = re.search(OPTION_ERROR, run.stdout) or re.search(OPTION_ERROR, run.stderr)
         if match:
             return Failure("ncu refused to start", printable(match[0]), "correct --ncu-args")
     return None
@@ -533,7 +536,7 @@ def find_trouble(run: Run) -> Failure | None:
     if run.ended:
         return Failure(run.ended, last_words)
     for pattern, kind in KERNEL_TROUBLES:
-        match = pattern.search(run.stdout)
+        match = re.search(pattern, run.stdout)
         if match:
             said = match[1].decode() if match.lastindex else ""
             return Failure(kind, ": ".join(filter(None, (said, last_words))))
@@ -550,135 +553,138 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode(ENCODING, "surrogateescape")
 
 
 class Layout:
-    """How the columns of one table map to a LogLine and back."""
+    """The columns of a table, and how its cells make a LogLine."""
 
-    def __init__(self, header: list[str], figures: tuple[str, ...] = FIGURE_COLUMNS) -> None:
-        """Map the columns by name; of two with one name, the second is a further one."""
+    def __init__(self, header: list[str]) -> None:
+        """Find the columns by name; of two with one name, the second is a further one."""
         missing = [column for column in REQUIRED_COLUMNS if column not in header]
         if missing:
             raise UsageError(f"the input has no column {' and no '.join(missing)}")
-        self.header = header + [column for column in figures if column not in header]
-        own = {header.index(column) for column in TABLE_COLUMNS if column in header}
-        self._further = [
-            at for at, column in enumerate(header) if at not in own and column not in FIGURE_COLUMNS
-        ]
+        places = {column: at for at, column in reversed(list(enumerate(header)))}
         absent = len(header)  # where parse() puts an empty cell
-        self._parse = itemgetter(
-            *(header.index(column) if column in header else absent for column in TABLE_COLUMNS)
-        )
-        values = [*TABLE_COLUMNS, *self._further, *FIGURE_COLUMNS]
-        self._order = itemgetter(
-            *(
-                values.index(at if at in self._further else column)
-                for at, column in enumerate(self.header)
-            )
-        )
+        own = [places.get(column, absent) for column in TABLE_COLUMNS]
+        self._own = itemgetter(*own)
+        self._figures = [places.get(column, absent) for column in FIGURE_COLUMNS]
+        self._kept = [at for at, column in enumerate(header) if column not in FIGURE_COLUMNS]
+        self._further = [at for at in self._kept if at not in own]
+        self._as_read = len(self._kept) == len(header)
+        self.header = [header[at] for at in self._kept]
 
     def parse(self, cells: list[str]) -> LogLine:
         """Make a row of its cells, one for each column."""
+        cells = [*cells, ""]
         further = tuple([cells[at] for at in self._further])
-        values: list[Any] = [*self._parse([*cells, ""]), further]
+        figures = () if self._as_read else [parse_float(cells[at]) for at in self._figures]
+        values: list[Any] = [*self._own(cells), further, *figures]
         return LogLine(*values)
 
-    def cells(self, line: LogLine) -> tuple[object, ...]:
-        """Return the output's cells of a row."""
-        values = OWN_CELLS(line) + line.further_cells + FIGURE_CELLS(line)
-        return self._order(values)  # type: ignore[no-any-return]
+    def keep(self, text: str, cells: list[str]) -> str:
+        """Return a row's text, without the columns that are ours to fill."""
+        return text if self._as_read else join_cells([cells[at] for at in self._kept])
 
 
-OWN_CELLS: Callable[[LogLine], tuple[object, ...]] = attrgetter(*TABLE_COLUMNS)
-FIGURE_CELLS: Callable[[LogLine], tuple[object, ...]] = attrgetter(*FIGURE_COLUMNS)
+LINE_END = "\r\n"
 
 
-@dataclass
+def parse_float(text: str) -> float | None:
+    """Return a figure that a row came with."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def join_cells(cells: Iterable[str]) -> str:
+    """Return cells as CSV, without an end of line."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
 class Table:
-    """The rows that are worked on, and what was left out."""
+    """The rows that are worked on, as text without our columns, and what was left out."""
 
-    layout: Layout
-    rows: list[LogLine] = field(default_factory=list)
-    torn: list[int] = field(default_factory=list)  # line numbers
-    foreach: int = 0
+    def __init__(self, header: list[str]) -> None:
+        self.header = header
+        self.rows: list[str] = []  # some with their line end
+        self.row_kernels: list[Kernel] = []  # the kernel of each row
+        self.kernels: dict[str, Kernel] = {}  # by kernel_path
+        self.torn: list[int] = []  # line numbers
+        self.foreach = 0
 
-
-class Lines:
-    """The physical lines of a text, which can be put back after a look ahead."""
-
-    def __init__(self, stream: Iterable[str]) -> None:
-        self._stream = iter(stream)
-        self._again: deque[str] = deque()
-        self.taken: list[str] = []
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._stream)
-        self.taken.append(line)
-        return line
-
-    def put_back(self, lines: list[str]) -> None:
-        self._again.extendleft(reversed(lines))
+    def add(self, line: LogLine, text: str, folder: str) -> bool:
+        """Keep a row, unless it is foreach, which has no benchmark harness; False: no kernel."""
+        if line.kernel_category == "foreach":
+            self.foreach += 1
+        elif not line.kernel_path.endswith(".py"):
+            return False
+        else:
+            self.rows.append(text)
+            self.row_kernels.append(find_kernel(line, folder, self.kernels))
+        return True
 
 
-def read_records(stream: Iterable[str]) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield each record's line number and cells, None for a torn one; as wide as the first.
+def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]]:
+    """Yield the places of each record's first and of the next one's, and its cells.
 
-    A tear can open a quote that takes in the good lines behind it, so a record of several lines
-    that does not come out right is torn only in its first line.
+    None for the cells of a torn record, which is not as wide as the first. A tear can open a
+    quote that takes in the good lines behind it, so it is torn in its first line only.
     """
-    lines = Lines(stream)
-    reader = csv.reader(lines)
-    width = 0
-    number = 1
-    while True:
-        lines.taken.clear()
-        cells: list[str] | None
+    at = width = 0
+    while at < len(lines):
+        begin = at
+        reader = csv.reader(map(lines.__getitem__, range(at, len(lines))))
         try:
-            cells = next(reader)
-        except StopIteration:
-            return
+            for cells in reader:
+                end = begin + reader.line_num
+                width = width or len(cells)
+                if not cells:
+                    at = end
+                elif len(cells) == width and not is_cut_off(lines, at, end):
+                    yield at, end, cells
+                    at = end
+                else:
+                    yield at, at + 1, None
+                    at += 1
+                    if at < end:
+                        break
         except csv.Error:  # before Python 3.11 a NUL is one
-            cells = None
-        width = width or len(cells or ())
-        taken = len(lines.taken)
-        if cells and (len(cells) != width or any("\0" in line for line in lines.taken)):
-            cells = None
-        if cells is None:
-            lines.put_back(lines.taken[1:])
-            taken = 1
-        if cells != []:
-            yield number, cells
-        number += taken
+            yield at, at + 1, None
+            at += 1
 
 
-def read_table(stream: Iterable[str]) -> Table:
+def is_cut_off(lines: list[str], begin: int, end: int) -> bool:
+    """Tell whether a record holds a NUL, or ends with the text inside a quote."""
+    if any("\0" in line for line in lines[begin:end]):
+        return True
+    if end < len(lines) or '"' not in lines[end - 1]:
+        return False
+    again = csv.reader([*lines[begin:end], ""])
+    next(again)
+    return again.line_num > end - begin
+
+
+def read_table(stream: Iterable[str], folder: str) -> Table:
     """Read a table; a header line that comes again (tables are concatenated) is passed over."""
     csv.field_size_limit(sys.maxsize)
-    lines = iter(stream)
-    first = next(lines, "")
-    if first.startswith(BYTE_ORDER_MARK):
-        first = first[len(BYTE_ORDER_MARK) :]
-    records = read_records(itertools.chain([first], lines))
-    _, header = next(records, (0, None))
+    lines = list(stream)
+    if lines and lines[0].startswith(BYTE_ORDER_MARK):
+        lines[0] = lines[0][len(BYTE_ORDER_MARK) :]
+    records = read_records(lines)
+    _, _, header = next(records, (0, 0, None))
     if not header:
         raise UsageError("the input has no header")
-    table = Table(Layout(list(header)))
-    for number, cells in records:
-        if cells is None:
-            table.torn.append(number)
-        elif cells != header:
-            add_row(table, number, table.layout.parse(cells))
+    layout = Layout(header)
+    table = Table(layout.header)
+    for begin, end, cells in records:
+        if cells == header:
+            continue
+        if cells is not None:
+            text = lines[begin] if end == begin + 1 else "".join(lines[begin:end])
+            if table.add(layout.parse(cells), layout.keep(text, cells), folder):
+                continue
+        table.torn.append(begin + 1)
     return table
-
-
-def add_row(table: Table, number: int, line: LogLine) -> None:
-    """Keep a row, unless it is foreach (no benchmark harness) or names no kernel file."""
-    if line.kernel_category == "foreach":
-        table.foreach += 1
-    elif line.kernel_path.endswith(".py"):
-        table.rows.append(line)
-    else:
-        table.torn.append(number)
 
 
 def open_table(path: str) -> TextIO:
@@ -690,12 +696,16 @@ def open_table(path: str) -> TextIO:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
-def write_table(stream: BinaryIO, table: Table) -> None:
-    """Write the header and the rows; csv writes a float as Python prints it, None as blank."""
+def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
+    """Write the table, with our columns added: what its rows say stays as it was read."""
     text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(table.layout.header)
-    writer.writerows(map(table.layout.cells, table.rows))
+    text.write(join_cells([*table.header, *(FIGURE_COLUMNS if figures else ())]) + "\n")
+    if figures:
+        for row, kernel in zip(table.rows, table.row_kernels):
+            known = kernel.log.figures if kernel.log else ",,,"
+            text.write(f"{row.rstrip(LINE_END)},{known}\n")
+    else:
+        text.writelines(f"{row}\n" for row in table.rows)
     text.flush()
     text.detach()
 
@@ -716,9 +726,6 @@ class NoRow(enum.Enum):
     NO_HARNESS = "kernel without a benchmark harness"
     DAMAGED = "cut short or damaged"
 
-
-# typing.Union, not "|": the alias is evaluated, and Python 3.9 cannot.
-KernelRow = Union["dict[str, str]", NoRow]
 
 DECORATOR = "\n@triton_heuristics."
 DECORATOR_BYTES = DECORATOR.encode()
@@ -754,7 +761,7 @@ AFTER_FUNCTION = re.compile(r"def |@|[^\n]*\n(?![ \t]+\S)")
 NOT_OF_BODY = re.compile(r"\s*$| {0,3}#")
 
 
-def parse_kernel_file(source: bytes, path: str) -> KernelRow:
+def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | NoRow:
     """The row of torch's kernel_metadata table for a kernel's source, or why there is none.
 
     By the definitions of torch/_inductor/metrics.py (the same in torch 2.3 to 2.15), without
@@ -782,7 +789,7 @@ def judge_without_kernel(source: bytes) -> NoRow:
     return NoRow.DAMAGED if HARNESS_IMPORT in source else NoRow.OTHER
 
 
-def judge_with_kernel(text: str, path: str) -> KernelRow:
+def judge_with_kernel(text: str, path: str) -> dict[str, str] | NoRow:
     """The row of a source that has a kernel's decorator, or why there is none."""
     start = text.find(DECORATOR)
     # Other modules quote kernels in strings.
@@ -988,16 +995,16 @@ def may_enter(link: str, entered: list[str], warn: Callable[[str], None]) -> boo
 
 def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     """Make the table of an Inductor cache, ordered by path."""
-    table = Table(Layout(list(TABLE_COLUMNS)))
+    layout = Layout(list(TABLE_COLUMNS))
+    table = Table(layout.header)
     counts = dict.fromkeys(NoRow, 0)
-    files = find_kernel_files(os.path.abspath(root), reporter.warn)
-    for read, path in enumerate(files, 1):
+    for read, path in enumerate(find_kernel_files(os.path.abspath(root), reporter.warn), 1):
         row = read_kernel_file(path, reporter.warn)
         if isinstance(row, NoRow):
             counts[row] += 1
         else:
-            row["model_name"] = model_name
-            table.rows.append(table.layout.parse([row[column] for column in TABLE_COLUMNS]))
+            cells = [*{**row, "model_name": model_name}.values()]
+            table.add(layout.parse(cells), join_cells(cells), "")
         reporter.redraw(f"{read} files read, {len(table.rows)} kernels found".format)
     reporter.status("")
     table.foreach = counts[NoRow.FOREACH]
@@ -1006,7 +1013,7 @@ def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     return table
 
 
-def read_kernel_file(path: str, warn: Callable[[str], None]) -> KernelRow:
+def read_kernel_file(path: str, warn: Callable[[str], None]) -> dict[str, str] | NoRow:
     """The row of one file; a file that cannot be read or has no end is warned of."""
     try:
         row = parse_kernel_file(read_bytes(path), path)
@@ -1061,19 +1068,19 @@ def write_whole(path: str, fill: Callable[[BinaryIO], object]) -> None:
         raise
 
 
+READ_SIZE = 1 << 17  # most logs and kernels come at once
+
+
 def read_bytes(path: str) -> bytes:
     """Return a file's bytes; raises OSError also when it is absurdly large."""
     # A FIFO of that name must not stop us: O_NONBLOCK reads it as empty.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        size = os.fstat(descriptor).st_size
-        if size > OUTPUT_LIMIT:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        data = os.read(descriptor, size + 1)
-        while len(data) < size:  # a signal, or the file shrinks
-            more = os.read(descriptor, size - len(data))
-            if not more:
-                break
+        data = more = os.read(descriptor, READ_SIZE)
+        while len(more) == READ_SIZE:
+            if len(data) > OUTPUT_LIMIT:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            more = os.read(descriptor, READ_SIZE)
             data += more
         return data
     finally:
@@ -1142,35 +1149,38 @@ def write_output(path: str, destination: str | None, fill: Callable[[BinaryIO], 
 # ---------------------------------------------------------------------------------------------
 
 
-def find_kernel(path: str, folder: str) -> str:
+def find_kernel(line: LogLine, folder: str, kernels: dict[str, Kernel]) -> Kernel:
+    """Return a row's kernel, a new one for a file that no row named before."""
+    kernel = kernels.get(line.kernel_path)
+    if not kernel:
+        path = find_kernel_file(line.kernel_path, folder)
+        kernel = kernels.get(path) or Kernel(line.kernel_name, path)
+        kernels[line.kernel_path] = kernels[path] = kernel
+    if line.kernel_args_num_gb[:1] in SUSPICIOUS_GB:
+        kernel.claims += 1
+        kernel.claimed_gb = kernel.claimed_gb or line.kernel_args_num_gb
+    if line.ncu_duration_us is not None:
+        kernel.had_figures += 1
+    return kernel
+
+
+# A kernel rarely moves a gigabyte; where it says so, torch may have dropped an exponent.
+SUSPICIOUS_GB = frozenset("123456789")
+
+
+def find_kernel_file(path: str, folder: str) -> str:
     """Return a kernel's absolute path: from the current directory, else from the table's folder.
 
     A log alone counts too: it stays valid when its kernel file is gone.
     """
+    if os.path.isabs(path):
+        absolute = os.path.normpath(path)
+        return path if path == absolute else absolute
     candidates = [os.path.abspath(path), os.path.abspath(os.path.join(folder, path))]
     for candidate in candidates:
         if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
             return candidate
     return candidates[0]
-
-
-def plan_kernels(rows: list[LogLine], folder: str) -> dict[str, Kernel]:
-    """Return the kernel of each kernel_path, in order of first appearance."""
-    kernels: dict[str, Kernel] = {}
-    by_absolute_path: dict[str, Kernel] = {}
-    for row in rows:
-        kernel = kernels.get(row.kernel_path)
-        if kernel is None:
-            path = row.kernel_path
-            path = os.path.normpath(path) if os.path.isabs(path) else find_kernel(path, folder)
-            kernel = by_absolute_path.setdefault(path, Kernel(row.kernel_name, path))
-            kernels[row.kernel_path] = kernel
-        if not kernel.claimed_gb and SUSPICIOUS_GB.match(row.kernel_args_num_gb):
-            kernel.claimed_gb = row.kernel_args_num_gb
-    return kernels
-
-
-SUSPICIOUS_GB = re.compile("[1-9]")
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
@@ -1185,14 +1195,20 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
 
 def list_gpus() -> list[str]:
     """Return the UUIDs of this box's GPUs."""
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return ask("--gpus all", ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]).split()
+
+
+def ask(option: str, command: list[str]) -> str:
+    """Return what a command answers; raises UsageError, naming the option that needs it."""
+    import subprocess
+
     try:
-        listed = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60
+        answer = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"--gpus all: cannot list the GPUs with nvidia-smi: {error}") from None
-    return listed.stdout.decode().split()
+        raise UsageError(f"{option}: {error}") from None
+    return os.fsdecode(answer.stdout.strip())
 
 
 def choose_gpus(spec: str, environment: Mapping[str, str]) -> list[str]:
@@ -1234,6 +1250,8 @@ OTHER_DEVICE = re.compile(rb"(?:cuda:|set_device\(|_DeviceGuard\()0*[1-9]")
 
 def hash_source(source: bytes) -> str:
     """Return what sha256sum prints for a kernel file."""
+    import hashlib
+
     return hashlib.sha256(source).hexdigest()
 
 
@@ -1245,12 +1263,10 @@ def look_up(kernel: Kernel) -> None:
     text = read_if_there(kernel.log_path)
     log = parse_log(text) if text else None
     valid = log if isinstance(log, Log) else None
-    if kernel.claimed_gb or (valid and valid.source_hash):
+    if kernel.claims or (valid and valid.source_hash):
         source = read_if_there(kernel.path)
         if source is not None:
-            kernel.misread_gb = bool(kernel.claimed_gb) and is_exponent_misread(
-                kernel.claimed_gb, source
-            )
+            kernel.misread_gb = is_exponent_misread(kernel.claimed_gb, source)
             if valid and valid.source_hash and valid.source_hash != hash_source(source):
                 valid = None
     kernel.log = valid
@@ -1312,6 +1328,8 @@ def kernel_lock(path: str) -> Iterator[bool]:
     The kernel frees it when the process is gone, however. On NFS an exclusive lock needs a file
     that is open for writing. Where there are no locks we go on: logs are renamed into place.
     """
+    import fcntl
+
     descriptor = -1
     try:
         for mode in (os.O_RDWR, os.O_RDONLY):
@@ -1373,14 +1391,6 @@ class Stop:
                 signal.signal(signum, handler)
 
 
-def split_options(text: str) -> list[str]:
-    """Split --ncu-args as a shell would."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--ncu-args: {error}") from None
-
-
 def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = True) -> list[str]:
     """Return ncu's options: ours, less those that the user's displace, then the user's.
 
@@ -1404,41 +1414,34 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     return options + extra
 
 
-def find_ncu(ncu: str | None, environment: Mapping[str, str]) -> str:
+def find_ncu(ncu: str, environment: Mapping[str, str]) -> str:
     """Return ncu's path: from PATH, else where CUDA puts it (cron's PATH is bare)."""
-    if ncu:
-        found = shutil.which(ncu)
-        if not found:
-            raise UsageError(f"--ncu {ncu}: no such program")
-        return os.path.abspath(found)
-    cuda_home = environment.get("CUDA_HOME")
+    import glob
+    import shutil
+
     newest = sorted(
         glob.glob("/opt/nvidia/nsight-compute/*/ncu"),
         key=lambda path: [int(part) for part in re.findall("[0-9]+", path)],
         reverse=True,
     )
-    places = [f"{cuda_home}/bin/ncu"] if cuda_home else []
-    for place in ["ncu", *places, "/usr/local/cuda/bin/ncu", *newest]:
+    home = environment.get("CUDA_HOME")
+    places = ["ncu", *([f"{home}/bin/ncu"] if home else []), "/usr/local/cuda/bin/ncu", *newest]
+    for place in [ncu] if ncu else places:
         found = shutil.which(place)
         if found:
             return os.path.abspath(found)
+    if ncu:
+        raise UsageError(f"--ncu: there is no program {ncu}")
     raise UsageError("cannot find ncu: not on PATH, nor where CUDA puts it; name it with --ncu")
 
 
-def find_python(python: str | None) -> str:
+def find_python(python: str) -> str:
     """Return the interpreter behind --python by asking it: ncu does not follow wrapper scripts."""
     if not python:
         return sys.executable
-    command = [python, "-c", "import sys; print(sys.executable)"]
-    try:
-        answer = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"--python {python}: {error}") from None
-    path = os.fsdecode(answer.stdout.strip())
+    path = ask("--python", [python, "-c", "import sys; print(sys.executable)"])
     if not os.path.isabs(path):
-        raise UsageError(f"--python {python}: does not know its sys.executable")
+        raise UsageError(f"--python: {python} does not know its sys.executable")
     return path
 
 
@@ -1448,6 +1451,9 @@ class Child:
     def __init__(
         self, command: list[str], environment: Mapping[str, str], reports: Reports | None
     ) -> None:
+        import selectors
+        import subprocess
+
         self.stdout, self.stderr = bytearray(), bytearray()
         self._renew = reports.feed if reports else None
         self._process = subprocess.Popen(
@@ -1469,7 +1475,7 @@ class Child:
     def _open(self, stream: IO[bytes] | None, sink: Callable[[bytes], None]) -> None:
         assert stream
         os.set_blocking(stream.fileno(), False)
-        self._selector.register(stream, selectors.EVENT_READ, sink)
+        self._selector.register(stream, READABLE, sink)
 
     def _drain(self, key: selectors.SelectorKey) -> bool:
         """Read once; False when there is nothing more now. Forget a stream that has ended."""
@@ -1496,7 +1502,7 @@ class Child:
         """
         deadline = time.monotonic() + seconds
         pause = POLL_SECONDS
-        self._selector.register(interrupt, selectors.EVENT_READ)
+        self._selector.register(interrupt, READABLE)
         try:
             while not self._has_exited():
                 left = deadline - time.monotonic()
@@ -1524,6 +1530,8 @@ class Child:
 
     def close(self) -> None:
         """Kill what is left of the group, and take what it had printed."""
+        import subprocess
+
         self._signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)  # a process that hangs in the driver cannot be killed
@@ -1570,6 +1578,8 @@ def run_ncu(
 
 def show_command(command: list[str], environment: Mapping[str, str]) -> str:
     """Return a command, with what we change in its environment, ready to paste into a shell."""
+    import shlex
+
     changes = [
         f"{name}={shlex.quote(value)}"
         for name, value in environment.items()
@@ -1639,7 +1649,7 @@ def drive_batch(arguments: list[str]) -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
     os.dup2(os.memfd_create("stdout"), 1)  # ncu's stdout holds ncu's text alone
-    driver = Driver(pipe, importlib.import_module("torch"))
+    driver = Driver(pipe, __import__("torch"))
     try:
         for index, path in enumerate(paths):
             driver.benchmark(index, path)
@@ -1702,6 +1712,8 @@ class Driver:
             action(module)
             return True
         except (Exception, SystemExit) as error:
+            import traceback
+
             leaves = isinstance(error, SystemExit)
             text = f"sys.exit({error})" if leaves else traceback.format_exc()
             event = "lost" if self.is_context_lost() else "error"
@@ -1756,42 +1768,35 @@ def take_captured() -> bytes:
     return data
 
 
-class Again(NamedTuple):
-    """A kernel has had no turn of its own in a batch, and how it gets one."""
-
-    alone: bool = False
-    plain: bool = False
+# How a kernel that has had no turn of its own in a batch gets one.
+GO_AGAIN, GO_ALONE, GO_PLAINLY = "again", "alone", "plainly"
 
 
 def judge_batched(
     index: int, source: Source, reports: Reports, results: list[Result], run: Run
-) -> bytes | Failure | Again:
+) -> bytes | Failure | str:
     """Return the text of one kernel's log from its batch, or why there is none.
 
     A result is the kernel's when it bears its label and the name of its function.
     """
     error = reports.errors.get(index)
     if error is not None:
-        # Memory can be short because of the others in the batch
-        crowded = "out of memory" in error and not source.kernel.alone
-        return (
-            Again(alone=True)
-            if crowded
-            else Failure("the kernel failed", printable(last_line(error.encode())))
-        )
+        if "out of memory" in error and not source.kernel.alone:
+            return GO_ALONE  # others of the batch can be why memory was short
+        return Failure("the kernel failed", printable(last_line(error.encode())))
     if len(results) > 1:
         return Failure("the tuned call launched several kernels", str(len(results)))
     benchmark = reports.benchmarks.get(index)
     if results and benchmark:
         if not results[0].name.partition(b"/")[2].startswith(source.function.encode()):
             return Failure("ncu profiled another kernel", printable(results[0].name))
-        return benchmark.encode() + b"\n" + results[0].text
+        return benchmark.encode() + b"\n" + run.stdout[results[0].begin : results[0].end]
     if benchmark == "":
         return Failure("no benchmark line")
     if index in reports.done and reports.finished and not run.ended:
-        return Again(plain=True)  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
+        return GO_PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
     if not source.kernel.alone:
-        return Again(alone=index == reports.in_hand or not reports.started)
+        return GO_ALONE if index == reports.in_hand or not reports.started else GO_AGAIN
     return find_trouble(run) or Failure("ncu ended early")
 
 
@@ -1837,8 +1842,7 @@ class Reporter:
         """Redraw the status line of a terminal; it has no other use of control characters."""
         with self._lock, contextlib.suppress(OSError, ValueError):
             if self.terminal and not self.quiet and (text or self._drawn):
-                width = shutil.get_terminal_size().columns - 1
-                text = text[:width]
+                text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
                 sys.stderr.write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
                 sys.stderr.flush()
                 self._drawn = len(text)
@@ -1850,16 +1854,14 @@ class Reporter:
             self.status(text())
 
 
-@dataclass
 class Progress:
     """How far a run is."""
 
-    kernels: list[Kernel]
-    reporter: Reporter
-    cached: int = 0
-    profiled: int = 0
-    failed: int = 0
-    begin: float = math.inf  # of profiling, by time.monotonic()
+    def __init__(self, kernels: list[Kernel], reporter: Reporter) -> None:
+        self.kernels = kernels
+        self.reporter = reporter
+        self.cached = self.profiled = self.failed = 0
+        self.begin = math.inf  # of profiling, by time.monotonic()
 
     @property
     def done(self) -> int:
@@ -1976,25 +1978,23 @@ class Queue:
             self._exclusive.append(kernel)
 
 
-@dataclass
 class Profiler:
     """Profiles kernels that have no log, each GPU by a worker of its own."""
 
-    options: Options
-    setup: Setup
-    queue: Queue
-    stop: Stop
-    progress: Progress
-    fatal: Failure | None = None
-    bandwidth: bool = True  # ncu knows the metric here, as far as we know
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-    _trials: int = 0
-    _trial_failures: int = 0
+    def __init__(self, options: Options, queue: Queue, stop: Stop, progress: Progress) -> None:
+        self.options = options
+        self.queue = queue
+        self.stop = stop
+        self.progress = progress
+        self.fatal: Failure | None = None  # what ended the run early
+        self.bandwidth = True  # ncu knows the metric here, as far as we know
+        self._lock = threading.RLock()
+        self._trials = self._trial_failures = 0
 
     def profile_all(self) -> None:
         """Profile all, until it is done or stopped."""
         self.progress.begin = time.monotonic()
-        workers = [threading.Thread(target=self.work, args=(gpu,)) for gpu in self.setup.gpus]
+        workers = [threading.Thread(target=self.work, args=(gpu,)) for gpu in self.options.workers]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -2069,7 +2069,7 @@ class Profiler:
 
     def command(self, sources: list[Source], reports: int | None) -> list[str]:
         """Return the command that measures these kernels, in a batch if it reports somewhere."""
-        return ncu_command(self.options, self.setup, sources, reports, self.bandwidth)
+        return ncu_command(self.options, sources, reports, self.bandwidth)
 
     def profile_plain(self, source: Source, gpu: str | None) -> None:
         """Profile the first launch of one kernel, in a process of its own."""
@@ -2090,11 +2090,11 @@ class Profiler:
         results: dict[bytes, list[Result]] = {}
         for result in find_results(run.stdout):
             results.setdefault(result.name.partition(b"/")[0], []).append(result)
-        rest: list[tuple[Source, Failure | Again, bytes]] = []
+        rest: list[tuple[Source, Failure | str, bytes]] = []
         environment = child_environment(gpu)
         for index, source in enumerate(sources):
             mine = results.get(b"%s%d" % (LABEL.encode(), index), [])
-            outcome: bytes | Log | Failure | Again
+            outcome: bytes | Log | Failure | str
             outcome = judge_batched(index, source, reports, mine, run)
             if isinstance(outcome, bytes):
                 shown = show_command(self.command([source], STDERR), environment)
@@ -2108,14 +2108,14 @@ class Profiler:
             rest.append((source, outcome, text))
         self.settle_rest(run, rest)
 
-    def settle_rest(self, run: Run, rest: list[tuple[Source, Failure | Again, bytes]]) -> None:
+    def settle_rest(self, run: Run, rest: list[tuple[Source, Failure | str, bytes]]) -> None:
         """Settle or put back what a run brought no log of. What we stopped is left as it is."""
         if not rest or run.ended == STOPPED:
             return
         said = run.stdout + run.stderr
-        passing = PASSING_TEXT.search(said)
+        passing = re.search(PASSING_TEXT, said)
         fatal = None if passing else find_fatal(run)
-        refused = BANDWIDTH_METRIC in run.command and METRIC_REFUSED.search(said)
+        refused = BANDWIDTH_METRIC in run.command and re.search(METRIC_REFUSED, said)
         if refused:
             self.bandwidth = False
         elif fatal:
@@ -2135,8 +2135,8 @@ class Profiler:
                 self.settle(kernel, outcome, run.seconds / len(rest), text)
             else:
                 kernel.batches += 1
-                kernel.alone = outcome.alone or kernel.batches >= BATCHES_IN_COMPANY
-                kernel.plain = outcome.plain
+                kernel.alone = outcome == GO_ALONE or kernel.batches >= BATCHES_IN_COMPANY
+                kernel.plain = outcome == GO_PLAINLY
                 self.queue.put_back(kernel)
 
     def store(self, source: Source, text: bytes, log: Log, seconds: float) -> None:
@@ -2193,16 +2193,15 @@ def find_end(failure: Failure, trial_failures: int) -> Failure | None:
 
 def ncu_command(
     options: Options,
-    setup: Setup,
     sources: list[Source],
     reports: int | None,
     bandwidth: bool = True,
 ) -> list[str]:
     """Return the command that measures one kernel, or a batch that reports to a descriptor."""
-    ours = ncu_options(setup.ncu_args, options.quick, reports is not None, bandwidth)
+    ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
     driver = [] if reports is None else [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
     paths = [source.kernel.path for source in sources]
-    return [setup.ncu, *ours, setup.python, *driver, *paths]
+    return [options.ncu, *ours, options.python, *driver, *paths]
 
 
 def child_environment(gpu: str | None) -> dict[str, str]:
@@ -2212,14 +2211,14 @@ def child_environment(gpu: str | None) -> dict[str, str]:
 
 
 def profile_all(
-    missing: list[Kernel], options: Options, setup: Setup, stop: Stop, progress: Progress
+    missing: list[Kernel], options: Options, stop: Stop, progress: Progress
 ) -> Failure | None:
     """Profile what has no log, what failed before last; return what ended the run early."""
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     missing.sort(key=lambda kernel: kernel.failed_before)
     queue = Queue(missing, options.batch or 1, stop)
-    profiler = Profiler(options, setup, queue, stop, progress)
+    profiler = Profiler(options, queue, stop, progress)
     profiler.profile_all()
     return profiler.fatal
 
@@ -2230,24 +2229,25 @@ def profile_all(
 
 
 class Options(argparse.Namespace):
-    """What the command line says."""
+    """What the command line says, and what it comes to."""
 
     input: str
     output: str
     model_name: str
     table_only: bool
+    quiet: bool
     force: bool
     cached_only: bool
     dry_run: bool
     quick: bool
     batch: int
-    ncu: str | None
-    ncu_args: str
-    python: str | None
-    timeout: float
-    gpus: str | None
+    gpus: str
     shard: tuple[int, int] | None
-    quiet: bool
+    ncu: str
+    ncu_args: list[str]
+    python: str
+    timeout: float
+    workers: list[str | None]  # CUDA_VISIBLE_DEVICES of each; None: as inherited
 
 
 class Parser(argparse.ArgumentParser):
@@ -2255,6 +2255,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Has a width of its own; to find the terminal's, argparse imports much, --help or not."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=100)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -2275,6 +2282,16 @@ def parse_batch(text: str) -> int:
     return int(text)
 
 
+def split_arguments(text: str) -> list[str]:
+    """Return words as a shell splits them."""
+    import shlex
+
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
 def parse_timeout(text: str) -> float:
     """Return seconds."""
     try:
@@ -2292,7 +2309,7 @@ def make_parser() -> Parser:
         prog="parse_kernel_metadata_csv.py",
         description=__doc__,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -2356,6 +2373,7 @@ def make_parser() -> Parser:
     add(
         "--gpus",
         metavar="LIST",
+        default="",
         help="one worker for each GPU: 0,1,2 (indices into CUDA_VISIBLE_DEVICES where that is "
         "set), UUIDs, or all (default: one worker, environment untouched)",
     )
@@ -2370,13 +2388,15 @@ def make_parser() -> Parser:
     add(
         "--ncu",
         metavar="PATH",
+        default="",
         help="Nsight Compute's command line (default: ncu on PATH, in $CUDA_HOME/bin, "
         "/usr/local/cuda/bin, or the newest /opt/nvidia/nsight-compute/*)",
     )
     add(
         "--ncu-args",
+        type=split_arguments,
         metavar="ARGS",
-        default="",
+        default=[],
         help="more options for ncu, split as a shell would; one that is also ours displaces "
         "ours, and --set, --section or --metrics displaces --set full. "
         "Example: --ncu-args=--clock-control=none",
@@ -2384,6 +2404,7 @@ def make_parser() -> Parser:
     add(
         "--python",
         metavar="PATH",
+        default="",
         help="the interpreter that runs the kernels: one with torch (default: the one that runs "
         "this)",
     )
@@ -2397,30 +2418,16 @@ def make_parser() -> Parser:
     return parser
 
 
-@dataclass
-class Setup:
-    """What the environment offers for profiling."""
-
-    ncu: str
-    python: str
-    ncu_args: list[str]
-    gpus: list[str | None]  # CUDA_VISIBLE_DEVICES of each worker; None: as inherited
-
-
-def find_setup(options: Options, ncu_args: list[str], gpus: list[str | None]) -> Setup:
-    """Find ncu and the interpreter; raises UsageError where one is missing."""
-    return Setup(find_ncu(options.ncu, os.environ), find_python(options.python), ncu_args, gpus)
-
-
-def load_table(options: Options, reporter: Reporter) -> tuple[Table, str]:
-    """Return the input's rows, and the folder that relative paths are also looked up from."""
+def load_table(options: Options, reporter: Reporter) -> Table:
+    """Return the input's rows, and say which were left out."""
     if os.path.isdir(options.input):
-        return read_cache(options.input, options.model_name, reporter), options.input
+        return read_cache(options.input, options.model_name, reporter)
+    folder = "" if options.input == "-" else os.path.dirname(options.input)
     with open_table(options.input) as stream:
         if options.table_only:
             raise UsageError("--table-only makes a table from a directory: name one with -i")
         try:
-            table = read_table(stream)
+            table = read_table(stream, folder)
         except OSError as error:
             raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
     for number in table.torn[:LISTED_TORN_ROWS]:
@@ -2429,7 +2436,7 @@ def load_table(options: Options, reporter: Reporter) -> tuple[Table, str]:
         reporter.warn(f"and {len(table.torn) - LISTED_TORN_ROWS} more such lines")
     if table.torn and not table.rows:
         raise UsageError(f"{options.input} has no usable row")
-    return table, "" if options.input == "-" else os.path.dirname(options.input)
+    return table
 
 
 def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
@@ -2444,7 +2451,7 @@ def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
     look_up_all(progress.kernels, stop, found)
 
 
-def plan_commands(missing: list[Kernel], options: Options, setup: Setup) -> Iterator[str]:
+def plan_commands(missing: list[Kernel], options: Options) -> Iterator[str]:
     """Yield the commands that would run, dealt out among the GPUs."""
     inspected = [inspect_source(kernel) for kernel in missing]
     groups: dict[tuple[bool, bool], list[Source]] = {}
@@ -2452,13 +2459,13 @@ def plan_commands(missing: list[Kernel], options: Options, setup: Setup) -> Iter
         if isinstance(source, Source):
             batched = bool(options.batch) and source.batchable
             groups.setdefault((batched, source.other_device), []).append(source)
-    gpus = itertools.cycle(setup.gpus)
+    gpus = itertools.cycle(options.workers)
     for (batched, other_device), sources in groups.items():
         size = options.batch if batched else 1
         for at in range(0, len(sources), size):
             gpu = next(gpus)
             reports = STDERR if batched else None
-            command = ncu_command(options, setup, sources[at : at + size], reports)
+            command = ncu_command(options, sources[at : at + size], reports)
             yield show_command(command, child_environment(None if other_device else gpu))
 
 
@@ -2473,40 +2480,25 @@ def print_commands(commands: Iterator[str], reporter: Reporter) -> int:
     return 0
 
 
-def fill_figures(rows: list[LogLine], kernels: dict[str, Kernel]) -> None:
-    """Put each kernel's figures into its rows, none where there is no log."""
-    blank = (None, None, None, None)
-    for row in rows:
-        log = kernels[row.kernel_path].log
-        (
-            row.latency_us_under_profiling,
-            row.ncu_duration_us,
-            row.ncu_mem_bw_gbps,
-            row.ncu_mem_accessed_gb,
-        ) = log.figures if log else blank
-
-
-def report_warnings(
-    table: Table, kernels: dict[str, Kernel], progress: Progress, reporter: Reporter
-) -> None:
+def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
     """Say once what a reader of the figures must know."""
-    logs = [kernel.log for kernel in progress.kernels if kernel.log]
-    without = sum(log.figures.bandwidth_gbps is None for log in logs)
+    logs = [kernel.log for kernel in kernels if kernel.log]
+    without = sum(not log.bandwidth for log in logs)
     if without:
         reporter.warn(f"{without} kernels have no bandwidth: their GPU has no DRAM counters")
     chips = Counter(log.compute_capability for log in logs if log.compute_capability)
     if len(chips) > 1:
         counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
         reporter.warn(f"the logs come from different GPU generations: {counts}")
-    misread = sum(
-        kernels[row.kernel_path].misread_gb and bool(SUSPICIOUS_GB.match(row.kernel_args_num_gb))
-        for row in table.rows
-    )
+    misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
     if misread:
         reporter.warn(
             f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
             "small figures (5.6e-06 is read as 5.6)"
         )
+    lost = sum(kernel.had_figures for kernel in kernels if not kernel.log)
+    if lost:
+        reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
 
 
 def summarise(table: Table, progress: Progress, options: Options, seconds: float) -> str:
@@ -2538,45 +2530,45 @@ def summarise(table: Table, progress: Progress, options: Options, seconds: float
     return "\n".join([*text, f"time     {show_time(seconds):>8}"])
 
 
-def keep_shard(
-    table: Table, kernels: dict[str, Kernel], shard: tuple[int, int] | None
-) -> list[Kernel]:
+def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
     """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
-    unique = list(dict.fromkeys(kernels.values()))
+    unique = list(dict.fromkeys(table.row_kernels))
     if not shard:
         return unique
     chosen = unique[shard[0] - 1 :: shard[1]]
     mine = set(chosen)
-    table.rows = [row for row in table.rows if kernels[row.kernel_path] in mine]
+    kept = [pair for pair in zip(table.rows, table.row_kernels) if pair[1] in mine]
+    table.rows = [row for row, _ in kept]
+    table.row_kernels = [kernel for _, kernel in kept]
     return chosen
 
 
 def augment(options: Options, reporter: Reporter) -> int:
     """Read the table, look up or measure every kernel, write the table; return the status."""
     begin = time.monotonic()
-    ncu_args = split_options(options.ncu_args)
-    gpus: list[str | None] = [*choose_gpus(options.gpus, os.environ)] if options.gpus else [None]
+    options.workers = [*choose_gpus(options.gpus, os.environ)] if options.gpus else [None]
     destination = find_destination(options.output, options.input)
-    table, folder = load_table(options, reporter)
+    table = load_table(options, reporter)
+    fill = functools.partial(write_table, table=table, figures=not options.table_only)
     if options.table_only:
-        table.layout = Layout(list(TABLE_COLUMNS), figures=())
-        write_output(options.output, destination, functools.partial(write_table, table=table))
+        write_output(options.output, destination, fill)
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
-    kernels = plan_kernels(table.rows, folder)
-    progress = Progress(keep_shard(table, kernels, options.shard), reporter)
+    progress = Progress(keep_shard(table, options.shard), reporter)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
     stop = Stop()
     with stop.on_signals():
         find_logs(progress, options.force, stop)
         missing = [kernel for kernel in progress.kernels if not kernel.log]
-        fatal = None
-        if missing and not options.cached_only and not stop.requested:
-            setup = find_setup(options, ncu_args, gpus)
-            if options.dry_run:
-                return print_commands(plan_commands(missing, options, setup), reporter)
-            fatal = profile_all(missing, options, setup, stop, progress)
+        if options.cached_only or stop.requested:
+            missing = []
+        if missing:
+            options.ncu = find_ncu(options.ncu, os.environ)
+            options.python = find_python(options.python)
+        if options.dry_run:
+            return print_commands(plan_commands(missing, options), reporter)
+        fatal = profile_all(missing, options, stop, progress) if missing else None
         if fatal:
             raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
         if stop.requested:
@@ -2585,13 +2577,11 @@ def augment(options: Options, reporter: Reporter) -> int:
                 f"{len(progress.kernels)} kernels are done; the same command goes on from there"
             )
             return 128 + stop.signal
-        fill_figures(table.rows, kernels)
-        fill = functools.partial(write_table, table=table)
         if destination:
             write_output(options.output, destination, fill)
     if not destination:  # a pipe's reader can keep us waiting: signals end that as ever
         write_output(options.output, destination, fill)
-    report_warnings(table, kernels, progress, reporter)
+    report_warnings(progress.kernels, reporter)
     reporter.tell(summarise(table, progress, options, time.monotonic() - begin))
     return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
 
@@ -2601,6 +2591,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == [DRIVER_OPTION]:
         return drive_batch(arguments[1:])
+    gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
     try:
         options = make_parser().parse_args(arguments, Options())

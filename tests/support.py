@@ -23,6 +23,7 @@ import time
 import unittest
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Callable, Optional, Union
@@ -31,6 +32,7 @@ TESTS = Path(__file__).resolve().parent
 PROGRAM = TESTS.parent / "parse_kernel_metadata_csv.py"
 STAND_IN = TESTS / "ncu"
 STUB = TESTS / "stub"
+FAULTS = TESTS / "faults"
 
 # The columns that torch 2.3 writes, and the four that the program adds.
 COLUMNS = (
@@ -538,3 +540,9 @@ def _converse(
         if type_after and type_after[0] in output:
             os.write(terminal, type_after[1])
             type_after = None
+
+
+def together(jobs: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Do several things at a time, one for each CPU; what they gave, in their order."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return [future.result() for future in [pool.submit(job) for job in jobs]]
