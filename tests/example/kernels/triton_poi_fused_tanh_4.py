@@ -1,0 +1,67 @@
+import triton
+import triton.language as tl
+from triton.compiler.compiler import AttrsDescriptor
+
+from torch._inductor import triton_helpers, triton_heuristics
+from torch._inductor.ir import ReductionHint, TileHint
+from torch._inductor.triton_helpers import libdevice, math as tl_math
+
+from torch._dynamo.testing import rand_strided
+from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+import torch
+
+
+@triton_heuristics.pointwise(
+    size_hints=[4096],
+    filename=__file__,
+    triton_meta={"signature": {"in_ptr0": "*fp32"}, "constants": {}},
+    inductor_meta={
+        "grid_type": "Grid1D",
+        "kernel_name": "triton_poi_fused_tanh_4",
+        "mutated_arg_names": [],
+        "kernel_num_gb": 3.072e-05,
+        "kernel_flop": 0,
+    },
+)
+@triton.jit
+def triton_poi_fused_tanh_4(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    xnumel = 3840
+    xoffset = tl.program_id(0) * XBLOCK
+    xindex = xoffset + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    x0 = xindex
+    tmp0 = tl.load(in_ptr0 + (x0), xmask)
+    tmp1 = libdevice.tanh(tmp0)
+    tl.store(out_ptr0 + (x0), tmp1, xmask)
+
+
+def get_args():
+    arg_0 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
+    arg_1 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
+    return (
+        arg_0,
+        arg_1,
+    )
+
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        stream0 = get_raw_stream(0)
+        triton_poi_fused_tanh_4.run(*args, stream=stream0)
+
+
+def benchmark_all_configs(args):
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        return triton_poi_fused_tanh_4.benchmark_all_configs(*args)
+
+
+if __name__ == "__main__":
+    from triton.testing import do_bench
+
+    args = get_args()
+    ms = do_bench(lambda: call(args), rep=40)
+    num_gb = 3.072e-05
+    gb_per_s = num_gb / (ms / 1e3)
+    print(f"{ms:.3f}ms    {num_gb:.3f}GB    {gb_per_s:.2f}GB/s")
