@@ -187,11 +187,14 @@ KERNEL_TROUBLES = (
     (rb"(?m)^==WARNING== No kernels were profiled", "no kernel was profiled"),
 )
 
+ASK_SECONDS = 120.0  # for what --python and nvidia-smi answer
 GRACE_SECONDS = 2.0  # between TERM and KILL
 BATCH_GRACE_SECONDS = 10.0  # ncu prints the results of a batch when it ends
 POLL_SECONDS = 0.25
 READABLE = 1  # selectors.EVENT_READ
-STOPPED = "stopped"  # how a run ended that was not the kernel's fault
+# How a run ended that was not the kernel's fault
+STOPPED = "stopped"
+CANNOT_START = "cannot be started"
 OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
 TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
 HELD_PAUSE = 0.25  # seconds until a kernel that another run holds is looked at again
@@ -363,12 +366,13 @@ def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, int]) -> float |
     number = parse_number(text, unit in BASE_UNITS)
     if number is None or unit not in units:
         return None
-    return float(b"%se%d" % (number, units[unit]))
+    value = float(b"%se%d" % (number, units[unit]))
+    return value if math.isfinite(value) else None
 
 
 BENCHMARK_LINE = re.compile(
-    # ncu's progress line can end in the middle, and ours then goes on in it
-    rb"(?:.*[0-9]%)?([0-9]+(?:\.[0-9]+)?)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s[ \t\r]*"
+    # ncu's progress line can end in the middle, and the benchmark's then goes on in it
+    rb"(?:(?!==STDERR== ).*[0-9]%)?([0-9]+(?:\.[0-9]+)?)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s[ \t\r]*"
 )
 
 
@@ -426,7 +430,7 @@ def table_of(section: str) -> re.Pattern[bytes]:
         rb"Section: " + section.encode() + rb"[ \t\r]*"
         rb"(?P<rule>\n[ \t]*-+ -+ -+)[ \t\r]*"
         rb"(?:\n[ \t]*Metric Name[^\n]*(?P=rule)[ \t\r]*)?"
-        rb"(?P<rows>(?:\n(?![ \t]*(?:-|Section:))[^\n]*)*)"
+        rb"(?P<rows>(?:\n(?![ \t]*(?:-|Section:|Metric Name))[^\n]*)*)"
         rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
     )
 
@@ -476,6 +480,9 @@ def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Fa
 HEADER = re.compile(rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n")
 
 
+TRITON_ANNOUNCED = rb'==PROF== Profiling "[^"\n]*triton'
+
+
 def parse_log(text: bytes) -> Log | Failure:
     """Return what a log says, or why it is not valid.
 
@@ -485,15 +492,17 @@ def parse_log(text: bytes) -> Log | Failure:
     if not results:
         return Failure("no figures", "ncu printed no result")
     result = results[0]
-    if len(results) > 1:
-        result = next((r for r in results if b"triton" in r.name), result)
+    if b"triton" not in result.name:
+        result = next((other for other in results if b"triton" in other.name), result)
+    if b"triton" not in result.name and re.search(TRITON_ANNOUNCED, text[: result.begin]):
+        return Failure("no figures", "ncu's text ends before the result of the Triton kernel")
     values = parse_result(text, result)
     if isinstance(values, Failure):
         return values
     benchmark = find_benchmark_line(text)
-    if not benchmark:
+    latency = float(b"%se3" % benchmark[1]) if benchmark else math.inf
+    if not math.isfinite(latency):
         return Failure("no benchmark line")
-    latency = float(f"{benchmark[1].decode()}e3")
     duration, bandwidth = values
     measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
     header = HEADER.match(text)
@@ -511,6 +520,11 @@ def last_line(text: bytes) -> bytes:
     return text.rstrip().rpartition(b"\n")[2]
 
 
+def encode(text: str) -> bytes:
+    """Return text for a log, whatever is in it."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def printable(text: bytes, limit: int = 300) -> str:
     """Return bytes as one line for a person."""
     line = " ".join(text.decode("utf-8", "replace").split())
@@ -523,6 +537,10 @@ def find_fatal(run: Run) -> Failure | None:
     if match:
         remedy = dict(FATAL_TEXTS)[match[1].decode()]
         return Failure("ncu cannot profile here", printable(match[0]), remedy)
+    if run.ended.startswith(CANNOT_START):
+        return Failure(
+            f"ncu {run.ended}", remedy="correct --ncu, or have fewer kernels in a --batch"
+        )
     if b"==PROF== Connected" not in run.stdout:
         match = re.search(OPTION_ERROR, run.stdout) or re.search(OPTION_ERROR, run.stderr)
         if match:
@@ -565,24 +583,31 @@ class Layout:
         own = [places.get(column, absent) for column in TABLE_COLUMNS]
         self._own = itemgetter(*own)
         self._figures = [places.get(column, absent) for column in FIGURE_COLUMNS]
-        self._kept = [at for at, column in enumerate(header) if column not in FIGURE_COLUMNS]
-        self._further = [at for at in self._kept if at not in own]
-        self._as_read = len(self._kept) == len(header)
-        self.header = [header[at] for at in self._kept]
+        self._further = [
+            at for at, column in enumerate(header) if at not in own and column not in MARKS
+        ]
+        # Has the table our columns already? Then each stays where it stands, and is filled anew.
+        self.marked = any(column in header for column in FIGURE_COLUMNS)
+        self.header = header + [column for column in FIGURE_COLUMNS if column not in header]
 
     def parse(self, cells: list[str]) -> LogLine:
         """Make a row of its cells, one for each column."""
         cells = [*cells, ""]
         further = tuple([cells[at] for at in self._further])
-        figures = () if self._as_read else [parse_float(cells[at]) for at in self._figures]
+        figures = [parse_float(cells[at]) for at in self._figures] if self.marked else ()
         values: list[Any] = [*self._own(cells), further, *figures]
         return LogLine(*values)
 
     def keep(self, text: str, cells: list[str]) -> str:
-        """Return a row's text, without the columns that are ours to fill."""
-        return text if self._as_read else join_cells([cells[at] for at in self._kept])
+        """Return a row's text: as it was read, or with marks where our columns stand."""
+        if not self.marked:
+            return text
+        pairs = itertools.zip_longest(self.header, cells, fillvalue="")
+        return join_cells(MARKS.get(column, cell) for column, cell in pairs)
 
 
+# Stand for a figure in the text of a row; no row that is read holds a NUL.
+MARKS = {column: f"\0{at}" for at, column in enumerate(FIGURE_COLUMNS)}
 LINE_END = "\r\n"
 
 
@@ -602,10 +627,10 @@ def join_cells(cells: Iterable[str]) -> str:
 
 
 class Table:
-    """The rows that are worked on, as text without our columns, and what was left out."""
+    """The rows that are worked on, as text, and what was left out."""
 
-    def __init__(self, header: list[str]) -> None:
-        self.header = header
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.rows: list[str] = []  # some with their line end
         self.row_kernels: list[Kernel] = []  # the kernel of each row
         self.kernels: dict[str, Kernel] = {}  # by kernel_path
@@ -625,43 +650,30 @@ class Table:
 
 
 def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]]:
-    """Yield the places of each record's first and of the next one's, and its cells.
+    """Yield the places of each record's first line and of the next one's, and its cells.
 
-    None for the cells of a torn record, which is not as wide as the first. A tear can open a
-    quote that takes in the good lines behind it, so it is torn in its first line only.
+    None for the cells of a torn record: not as wide as the first, or oddly quoted. A tear can open
+    a quote that takes in the good lines behind it, so it is torn in its first line only.
     """
     at = width = 0
     while at < len(lines):
         begin = at
-        reader = csv.reader(map(lines.__getitem__, range(at, len(lines))))
+        reader = csv.reader(map(lines.__getitem__, range(at, len(lines))), strict=True)
         try:
             for cells in reader:
                 end = begin + reader.line_num
                 width = width or len(cells)
-                if not cells:
-                    at = end
-                elif len(cells) == width and not is_cut_off(lines, at, end):
+                if cells and (len(cells) != width or "\0" in lines[at]):
+                    break
+                if cells:
                     yield at, end, cells
-                    at = end
-                else:
-                    yield at, at + 1, None
-                    at += 1
-                    if at < end:
-                        break
-        except csv.Error:  # before Python 3.11 a NUL is one
-            yield at, at + 1, None
-            at += 1
-
-
-def is_cut_off(lines: list[str], begin: int, end: int) -> bool:
-    """Tell whether a record holds a NUL, or ends with the text inside a quote."""
-    if any("\0" in line for line in lines[begin:end]):
-        return True
-    if end < len(lines) or '"' not in lines[end - 1]:
-        return False
-    again = csv.reader([*lines[begin:end], ""])
-    next(again)
-    return again.line_num > end - begin
+                at = end
+            else:
+                return
+        except csv.Error:  # a quote that is never closed, say; before Python 3.11 a NUL
+            pass
+        yield at, at + 1, None
+        at += 1
 
 
 def read_table(stream: Iterable[str], folder: str) -> Table:
@@ -675,9 +687,10 @@ def read_table(stream: Iterable[str], folder: str) -> Table:
     if not header:
         raise UsageError("the input has no header")
     layout = Layout(header)
-    table = Table(layout.header)
+    table = Table(layout)
+    again = [BYTE_ORDER_MARK + header[0], *header[1:]]
     for begin, end, cells in records:
-        if cells == header:
+        if cells in (header, again):
             continue
         if cells is not None:
             text = lines[begin] if end == begin + 1 else "".join(lines[begin:end])
@@ -689,6 +702,8 @@ def read_table(stream: Iterable[str], folder: str) -> Table:
 
 def open_table(path: str) -> TextIO:
     """Open the input, "-" for stdin. Bytes that are no text survive in the cells."""
+    if path == "-" and sys.stdin is None:
+        raise UsageError("cannot read stdin: it is closed")
     try:
         stream = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
         return io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
@@ -697,17 +712,27 @@ def open_table(path: str) -> TextIO:
 
 
 def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
-    """Write the table, with our columns added: what its rows say stays as it was read."""
+    """Write the table with its figures: what its rows say stays as it was read."""
     text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
-    text.write(join_cells([*table.header, *(FIGURE_COLUMNS if figures else ())]) + "\n")
-    if figures:
+    try:
+        header = table.layout.header if figures else table.layout.header[: -len(FIGURE_COLUMNS)]
+        text.write(join_cells(header) + "\n")
         for row, kernel in zip(table.rows, table.row_kernels):
-            known = kernel.log.figures if kernel.log else ",,,"
-            text.write(f"{row.rstrip(LINE_END)},{known}\n")
-    else:
-        text.writelines(f"{row}\n" for row in table.rows)
-    text.flush()
-    text.detach()
+            row = row.rstrip(LINE_END)
+            if figures:
+                row = fill_row(row, kernel.log.figures if kernel.log else ",,,")
+            text.write(row + "\n")
+        text.flush()
+    finally:
+        text.detach()
+
+
+def fill_row(row: str, figures: str) -> str:
+    """Put figures where a row has marks, else at its end."""
+    if "\0" not in row:
+        return f"{row},{figures}"
+    cells = figures.split(",")
+    return re.sub("\0([0-3])", lambda mark: cells[int(mark[1])], row)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -996,7 +1021,7 @@ def may_enter(link: str, entered: list[str], warn: Callable[[str], None]) -> boo
 def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     """Make the table of an Inductor cache, ordered by path."""
     layout = Layout(list(TABLE_COLUMNS))
-    table = Table(layout.header)
+    table = Table(layout)
     counts = dict.fromkeys(NoRow, 0)
     for read, path in enumerate(find_kernel_files(os.path.abspath(root), reporter.warn), 1):
         row = read_kernel_file(path, reporter.warn)
@@ -1044,28 +1069,33 @@ def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-def write_whole(path: str, fill: Callable[[BinaryIO], object]) -> None:
+def write_whole(
+    path: str, fill: Callable[[BinaryIO], object], like: os.stat_result | None = None
+) -> None:
     """Replace a file by what `fill` writes, or leave everything as it was and raise OSError.
 
-    The new file has the permissions of the old one, or those that umask gives. It is not synced:
-    what a power failure tears is not a valid log.
+    The new file has the permissions that umask gives, or those of `like`. It is not synced: what
+    a power failure tears is not a valid log.
     """
-    temporary = os.path.join(
-        os.path.dirname(path), f".parse_kernel_metadata_csv-{os.urandom(8).hex()}.tmp"
-    )
+    temporary = temporary_beside(path)
     try:
         with open(temporary, "xb") as stream:
             fill(stream)
-        with contextlib.suppress(FileNotFoundError):
-            old = os.stat(path)
+        if like:
             with contextlib.suppress(PermissionError):
-                os.chown(temporary, old.st_uid, old.st_gid)
-            os.chmod(temporary, old.st_mode & 0o777)
+                os.chown(temporary, like.st_uid, like.st_gid)
+            os.chmod(temporary, like.st_mode & 0o777)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def temporary_beside(path: str) -> str:
+    """Return a name for a file that becomes `path`; nothing takes it for a log or a kernel."""
+    name = f".parse_kernel_metadata_csv-{os.urandom(8).hex()}.tmp"
+    return os.path.join(os.path.dirname(path), name)
 
 
 READ_SIZE = 1 << 17  # most logs and kernels come at once
@@ -1076,13 +1106,15 @@ def read_bytes(path: str) -> bytes:
     # A FIFO of that name must not stop us: O_NONBLOCK reads it as empty.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        data = more = os.read(descriptor, READ_SIZE)
-        while len(more) == READ_SIZE:
-            if len(data) > OUTPUT_LIMIT:
-                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-            more = os.read(descriptor, READ_SIZE)
-            data += more
-        return data
+        data = os.read(descriptor, READ_SIZE)
+        if len(data) < READ_SIZE:
+            return data
+        chunks = [data]
+        while chunks[-1] and len(chunks) * READ_SIZE <= OUTPUT_LIMIT:
+            chunks.append(os.read(descriptor, READ_SIZE))
+        if chunks[-1]:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return b"".join(chunks)
     finally:
         os.close(descriptor)
 
@@ -1100,25 +1132,29 @@ def find_destination(path: str, source: str) -> str | None:
 
     Raises UsageError when it cannot be written, so that this is known before the first kernel.
     """
-    if path == "-" or path.startswith(("/dev/", "/proc/")):
+    if path in STDOUT:
+        if sys.stdout is None:
+            raise UsageError("cannot write to stdout: it is closed")
         return None
     target = os.path.realpath(path)
     try:
-        if os.path.exists(target):
-            old = os.stat(target)
-            if os.path.isdir(target):
+        if os.path.exists(path or target):
+            if os.path.isdir(path or target):
                 raise UsageError(f"the output {path} is a folder")
-            if is_same_file(source, old):
+            if is_same_file(source, os.stat(path)):
                 raise UsageError(f"the output {path} is the input; give it another name")
-            if not os.path.isfile(target):
-                return None
+            if not os.path.isfile(path):
+                return None  # a pipe or a device
             os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))
-        probe = f"{target}.{os.urandom(8).hex()}.tmp"
+        probe = temporary_beside(target)
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         os.unlink(probe)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return target
+
+
+STDOUT = ("-", "/dev/stdout")
 
 
 def is_same_file(source: str, other: os.stat_result) -> bool:
@@ -1133,15 +1169,28 @@ def write_output(path: str, destination: str | None, fill: Callable[[BinaryIO], 
     """Write the output to where `find_destination` said."""
     try:
         if destination:
-            write_whole(destination, fill)
-        elif path in ("-", "/dev/stdout"):
+            old = os.stat(destination) if os.path.exists(destination) else None
+            write_whole(destination, fill, like=old)
+        elif path in STDOUT:
             fill(sys.stdout.buffer)
             sys.stdout.flush()
         else:
             with open(path, "wb") as stream:
                 fill(stream)
     except OSError as error:
+        if path in STDOUT:
+            discard(sys.stdout)
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def discard(stream: TextIO) -> None:
+    """Send to nowhere what a stream still holds: its reader is gone, or its disk full.
+
+    Python would try again when it ends, and make that its exit status.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1174,13 +1223,24 @@ def find_kernel_file(path: str, folder: str) -> str:
     A log alone counts too: it stays valid when its kernel file is gone.
     """
     if os.path.isabs(path):
-        absolute = os.path.normpath(path)
-        return path if path == absolute else absolute
-    candidates = [os.path.abspath(path), os.path.abspath(os.path.join(folder, path))]
+        return make_absolute(path)
+    candidates = [make_absolute(path), make_absolute(os.path.join(folder, path))]
     for candidate in candidates:
         if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
             return candidate
     return candidates[0]
+
+
+def make_absolute(path: str) -> str:
+    """Return an absolute path, the same for all spellings that differ in `.` and `//` alone.
+
+    `..` is not cut out of a path: what is before it can be a link.
+    """
+    if ".." in path.split("/"):
+        folder, name = os.path.split(path)
+        return os.path.join(os.path.realpath(folder), name)
+    absolute = os.path.abspath(path)
+    return path if path == absolute else absolute  # one string less in memory
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
@@ -1193,29 +1253,11 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
     return list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
 
 
-def list_gpus() -> list[str]:
-    """Return the UUIDs of this box's GPUs."""
-    return ask("--gpus all", ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]).split()
-
-
-def ask(option: str, command: list[str]) -> str:
-    """Return what a command answers; raises UsageError, naming the option that needs it."""
-    import subprocess
-
-    try:
-        answer = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise UsageError(f"{option}: {error}") from None
-    return os.fsdecode(answer.stdout.strip())
-
-
-def choose_gpus(spec: str, environment: Mapping[str, str]) -> list[str]:
+def choose_gpus(spec: str, environment: Mapping[str, str], stop: Stop) -> list[str]:
     """Return the CUDA_VISIBLE_DEVICES of each worker that --gpus asks for."""
     visible = visible_gpus(environment)
     if spec == "all":
-        gpus = list_gpus() if visible is None else visible
+        gpus = list_gpus(stop) if visible is None else visible
     else:
         gpus = [choose_gpu(entry.strip(), visible) for entry in spec.split(",")]
     if not gpus:
@@ -1311,13 +1353,17 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
     )
 
 
+STDERR_MARK = b"==STDERR== "
+
+
 def compose_log(source: Source, launch: str, command: str, stderr: bytes, text: bytes) -> bytes:
     """Return a log: what was measured, and how; then what ncu printed.
 
     stderr comes first and behind a mark of its own, so that nothing in it can be taken for ncu's.
     """
     header = f"# source sha256: {source.sha256}\n# launch: {launch} launch\n# command: "
-    marked = b"".join(b"==STDERR== " + line + b"\n" for line in stderr.splitlines())
+    marked = STDERR_MARK + stderr.rstrip(b"\n").replace(b"\n", b"\n" + STDERR_MARK) + b"\n"
+    marked = marked if stderr else b""
     return header.encode() + os.fsencode(command.replace("\n", "?")) + b"\n" + marked + text
 
 
@@ -1398,18 +1444,22 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     """
     long = {short: option for option, short in SHORT_OPTIONS.items()}
     given = [long.get(word[:2], word.partition("=")[0]) for word in extra if word[:1] == "-"]
+
+    def is_given(option: str) -> bool:
+        return any(len(word) > 2 and option.startswith(word) for word in given)
+
     ours = dict(NCU_OPTIONS)
     if quick:
         del ours["--set"]
         ours["--metrics"] = ",".join([DURATION_METRIC] + [BANDWIDTH_METRIC] * bandwidth)
-    elif "--section" in given or "--metrics" in given:
+    elif is_given("--section") or is_given("--metrics"):
         del ours["--set"]
     if batch:
         del ours["--launch-count"]
         ours.update(NCU_BATCH_OPTIONS)
     options: list[str] = []
     for option, value in ours.items():
-        if not any(len(word) > 2 and option.startswith(word) for word in given):
+        if not is_given(option):
             options += [SHORT_OPTIONS.get(option, option), *filter(None, [value])]
     return options + extra
 
@@ -1435,18 +1485,32 @@ def find_ncu(ncu: str, environment: Mapping[str, str]) -> str:
     raise UsageError("cannot find ncu: not on PATH, nor where CUDA puts it; name it with --ncu")
 
 
-def find_python(python: str) -> str:
+def find_python(python: str, stop: Stop) -> str:
     """Return the interpreter behind --python by asking it: ncu does not follow wrapper scripts."""
     if not python:
         return sys.executable
-    path = ask("--python", [python, "-c", "import sys; print(sys.executable)"])
+    path = ask("--python", [python, "-c", "import sys; print(sys.executable)"], stop)[-1]
     if not os.path.isabs(path):
         raise UsageError(f"--python: {python} does not know its sys.executable")
     return path
 
 
+def list_gpus(stop: Stop) -> list[str]:
+    """Return the UUIDs of this box's GPUs."""
+    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+    return [line for line in ask("--gpus all", command, stop) if line]
+
+
+def ask(option: str, command: list[str], stop: Stop) -> list[str]:
+    """Return the lines that a command answers; raises UsageError, naming who wants to know."""
+    run = run_child(command, {}, ASK_SECONDS, GRACE_SECONDS, stop)
+    if run.ended and run.ended != STOPPED:
+        raise UsageError(f"{option}: {command[0]}: {run.ended}")
+    return os.fsdecode(run.stdout).strip().split("\n")
+
+
 class Child:
-    """One ncu, in a process group of its own of which nothing survives."""
+    """A process in a group of its own, of which nothing survives. Almost always ncu."""
 
     def __init__(
         self, command: list[str], environment: Mapping[str, str], reports: Reports | None
@@ -1461,7 +1525,7 @@ class Child:
             stdin=subprocess.DEVNULL,  # a background ncu that reads a terminal is stopped
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment,
+            env={**os.environ, **environment},
             start_new_session=True,
             pass_fds=[reports.writer.fileno()] if reports else [],
         )
@@ -1548,7 +1612,7 @@ class Child:
             os.killpg(self._process.pid, signum)
 
 
-def run_ncu(
+def run_child(
     command: list[str],
     environment: Mapping[str, str],
     timeout: float,
@@ -1556,7 +1620,7 @@ def run_ncu(
     stop: Stop,
     reports: Reports | None = None,
 ) -> Run:
-    """Run one ncu to its end.
+    """Run a command to its end.
 
     `timeout` seconds (0: never) after the start, or after the last report where there are any,
     its group gets TERM, and `grace` seconds later KILL; the same when `stop` asks for it.
@@ -1566,26 +1630,24 @@ def run_ncu(
     try:
         child = Child(command, environment, reports)
     except OSError as error:
-        return Run(shown, b"", b"", 0.0, f"cannot start: {error.strerror}")
+        return Run(shown, b"", b"", 0.0, f"{CANNOT_START}: {error.strerror}")
     try:
         ended = child.watch(timeout or math.inf, stop.soft)
         if ended:
             child.terminate(grace, stop.hard)
     finally:
         child.close()
-    return Run(shown, bytes(child.stdout), bytes(child.stderr), time.monotonic() - begin, ended)
+    seconds = time.monotonic() - begin
+    kept = None if len(child.stdout) + len(child.stderr) <= OUTPUT_LIMIT else OUTPUT_LIMIT >> 6
+    return Run(shown, bytes(child.stdout[:kept]), bytes(child.stderr[:kept]), seconds, ended)
 
 
 def show_command(command: list[str], environment: Mapping[str, str]) -> str:
-    """Return a command, with what we change in its environment, ready to paste into a shell."""
+    """Return a command, with what it adds to the environment, ready to paste into a shell."""
     import shlex
 
-    changes = [
-        f"{name}={shlex.quote(value)}"
-        for name, value in environment.items()
-        if os.environ.get(name) != value
-    ]
-    return " ".join([*changes, shlex.join(command)])
+    added = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*added, shlex.join(command)])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1622,8 +1684,9 @@ class Reports:
         """Take in what was read from the pipe."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            event, index, text = line.split(b" ", 2)
-            self._take(event, int(index), text.decode("unicode_escape"))
+            report = re.fullmatch(rb"([a-z]+) ([0-9]+) (.*)", line)
+            if report:  # else a kernel wrote to a descriptor that is none of its business
+                self._take(report[1], int(report[2]), report[3].decode("unicode_escape"))
 
     def _take(self, event: bytes, index: int, text: str) -> None:
         self.started = True
@@ -1783,7 +1846,7 @@ def judge_batched(
     if error is not None:
         if "out of memory" in error and not source.kernel.alone:
             return GO_ALONE  # others of the batch can be why memory was short
-        return Failure("the kernel failed", printable(last_line(error.encode())))
+        return Failure("the kernel failed", printable(last_line(encode(error))))
     if len(results) > 1:
         return Failure("the tuned call launched several kernels", str(len(results)))
     benchmark = reports.benchmarks.get(index)
@@ -1818,10 +1881,17 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print a line, the status line out of its way. A closed stderr stops nothing."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
+        with self._lock:
             self.status("")
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+            self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            if sys.stderr:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+        except OSError:
+            discard(sys.stderr)
 
     def tell(self, text: str) -> None:
         """Print what --quiet leaves out."""
@@ -1840,11 +1910,11 @@ class Reporter:
 
     def status(self, text: str) -> None:
         """Redraw the status line of a terminal; it has no other use of control characters."""
-        with self._lock, contextlib.suppress(OSError, ValueError):
+        with self._lock:
             if self.terminal and not self.quiet and (text or self._drawn):
-                text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
-                sys.stderr.write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
-                sys.stderr.flush()
+                with contextlib.suppress(OSError):
+                    text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
+                self._write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
                 self._drawn = len(text)
 
     def redraw(self, text: Callable[[], str]) -> None:
@@ -1913,11 +1983,12 @@ def show_time(seconds: float) -> str:
 class Queue:
     """The kernels still to be profiled, and which worker may take which when."""
 
-    def __init__(self, kernels: Iterable[Kernel], size: int, stop: Stop) -> None:
-        """`size`: the most kernels that a worker takes at a time."""
+    def __init__(self, kernels: Iterable[Kernel], size: int, workers: int, stop: Stop) -> None:
+        """`size`: the most kernels that a worker takes at a time, fewer when few are left."""
         self._ready = deque(kernels)
         self._exclusive: deque[Kernel] = deque()
         self._size = size
+        self._workers = workers
         self._stop = stop
         self._busy = 0
         self._changed = threading.Condition()
@@ -1944,7 +2015,8 @@ class Queue:
         kernels: list[Kernel] = []
         passed: list[Kernel] = []
         now = time.monotonic()
-        while queue and len(kernels) < self._size:
+        size = min(self._size, math.ceil(len(queue) / self._workers))
+        while queue and len(kernels) < size:
             kernel = queue.popleft()
             single = kernel.alone or kernel.plain
             if kernel.due > now or (single and kernels):
@@ -2010,6 +2082,9 @@ class Profiler:
                 return
             try:
                 self.profile(kernels, None if self.queue.exclusive else gpu)
+            except Exception as error:
+                self.fatal = Failure("internal error", repr(error), "please report it")
+                self.stop.request()
             finally:
                 self.queue.finish()
 
@@ -2058,9 +2133,9 @@ class Profiler:
 
     def run(self, sources: list[Source], gpu: str | None, reports: Reports | None = None) -> Run:
         """Run ncu on one kernel file, or on the driver of a batch of them."""
-        return run_ncu(
+        return run_child(
             self.command(sources, reports.writer.fileno() if reports else None),
-            child_environment(gpu),
+            environment_for(gpu),
             self.options.timeout,
             BATCH_GRACE_SECONDS if reports else GRACE_SECONDS,
             self.stop,
@@ -2091,7 +2166,7 @@ class Profiler:
         for result in find_results(run.stdout):
             results.setdefault(result.name.partition(b"/")[0], []).append(result)
         rest: list[tuple[Source, Failure | str, bytes]] = []
-        environment = child_environment(gpu)
+        environment = environment_for(gpu)
         for index, source in enumerate(sources):
             mine = results.get(b"%s%d" % (LABEL.encode(), index), [])
             outcome: bytes | Log | Failure | str
@@ -2103,7 +2178,7 @@ class Profiler:
                 if isinstance(outcome, Log):
                     self.store(source, text, outcome, run.seconds / len(sources))
                     continue
-            text = run.stdout + reports.errors.get(index, "").encode()
+            text = run.stdout + encode(reports.errors.get(index, ""))
             text = compose_log(source, "tuned", run.command, run.stderr, text)
             rest.append((source, outcome, text))
         self.settle_rest(run, rest)
@@ -2115,7 +2190,7 @@ class Profiler:
         said = run.stdout + run.stderr
         passing = re.search(PASSING_TEXT, said)
         fatal = None if passing else find_fatal(run)
-        refused = BANDWIDTH_METRIC in run.command and re.search(METRIC_REFUSED, said)
+        refused = self.asks_in_vain(run.command) and re.search(METRIC_REFUSED, said)
         if refused:
             self.bandwidth = False
         elif fatal:
@@ -2139,11 +2214,17 @@ class Profiler:
                 kernel.plain = outcome == GO_PLAINLY
                 self.queue.put_back(kernel)
 
+    def asks_in_vain(self, command: str) -> bool:
+        """Tell whether we, not the user, put the bandwidth metric into a command."""
+        without = ncu_options(self.options.ncu_args, self.options.quick, False, bandwidth=False)
+        return BANDWIDTH_METRIC in command and BANDWIDTH_METRIC not in " ".join(without)
+
     def store(self, source: Source, text: bytes, log: Log, seconds: float) -> None:
         """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
         kernel = source.kernel
-        if hash_source(read_if_there(kernel.path) or b"") != source.sha256:
-            self.settle(kernel, Failure("the kernel file changed meanwhile"), seconds)
+        again = read_if_there(kernel.path)
+        if again is not None and hash_source(again) != source.sha256:
+            self.settle(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
             return
         self.write(kernel.log_path, text)
         with contextlib.suppress(OSError):
@@ -2164,7 +2245,7 @@ class Profiler:
     ) -> None:
         """Take a kernel for done: profiled or failed in so many seconds, or found in the cache."""
         if isinstance(outcome, Failure) and text:
-            self.write(kernel.error_path, b"# failed: %s\n" % str(outcome).encode() + text)
+            self.write(kernel.error_path, b"# failed: %s\n" % encode(str(outcome)) + text)
         with self._lock:
             if isinstance(outcome, Log):
                 kernel.log, kernel.profiled = outcome, bool(seconds)
@@ -2204,23 +2285,26 @@ def ncu_command(
     return [options.ncu, *ours, options.python, *driver, *paths]
 
 
-def child_environment(gpu: str | None) -> dict[str, str]:
-    """Return ncu's environment: numbers without separators, and the worker's own GPU."""
+def environment_for(gpu: str | None) -> dict[str, str]:
+    """Return what ncu's environment adds to ours: digits without separators, a worker's GPU."""
     own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    return {**os.environ, "LC_ALL": "C.UTF-8", **own}
+    return {"LC_ALL": "C.UTF-8", **own}
 
 
-def profile_all(
-    missing: list[Kernel], options: Options, stop: Stop, progress: Progress
-) -> Failure | None:
-    """Profile what has no log, what failed before last; return what ended the run early."""
+def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: Progress) -> None:
+    """Profile what has no log, what failed before last.
+
+    Raises UsageError for a failure that every kernel would share.
+    """
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     missing.sort(key=lambda kernel: kernel.failed_before)
-    queue = Queue(missing, options.batch or 1, stop)
+    queue = Queue(missing, options.batch or 1, len(options.workers), stop)
     profiler = Profiler(options, queue, stop, progress)
     profiler.profile_all()
-    return profiler.fatal
+    fatal = profiler.fatal
+    if fatal:
+        raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2466,17 +2550,14 @@ def plan_commands(missing: list[Kernel], options: Options) -> Iterator[str]:
             gpu = next(gpus)
             reports = STDERR if batched else None
             command = ncu_command(options, sources[at : at + size], reports)
-            yield show_command(command, child_environment(None if other_device else gpu))
+            yield show_command(command, environment_for(None if other_device else gpu))
 
 
 def print_commands(commands: Iterator[str], reporter: Reporter) -> int:
     """Print the commands to stdout, however odd their paths; return the status."""
-    count = 0
-    for command in commands:
-        sys.stdout.buffer.write(os.fsencode(command) + b"\n")
-        count += 1
-    sys.stdout.flush()
-    reporter.tell(f"{count} commands would run")
+    lines = [os.fsencode(command) + b"\n" for command in commands]
+    write_output("-", None, lambda stream: stream.writelines(lines))
+    reporter.tell(f"{len(lines)} commands would run")
     return 0
 
 
@@ -2501,7 +2582,7 @@ def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
         reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
 
 
-def summarise(table: Table, progress: Progress, options: Options, seconds: float) -> str:
+def summarise(table: Table, progress: Progress, seconds: float) -> str:
     """Return the summary."""
     failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
     tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
@@ -2543,34 +2624,41 @@ def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
     return chosen
 
 
+def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
+    """Look every kernel up, and return those to profile; what that takes is found too."""
+    options.workers = [None]
+    if options.gpus:
+        options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
+    find_logs(progress, options.force, stop)
+    if options.cached_only or stop.requested:
+        return []
+    missing = [kernel for kernel in progress.kernels if not kernel.log]
+    if any(isinstance(inspect_source(kernel), Source) for kernel in missing):
+        options.ncu = find_ncu(options.ncu, os.environ)
+        options.python = find_python(options.python, stop)
+    return missing
+
+
 def augment(options: Options, reporter: Reporter) -> int:
     """Read the table, look up or measure every kernel, write the table; return the status."""
     begin = time.monotonic()
-    options.workers = [*choose_gpus(options.gpus, os.environ)] if options.gpus else [None]
-    destination = find_destination(options.output, options.input)
     table = load_table(options, reporter)
     fill = functools.partial(write_table, table=table, figures=not options.table_only)
-    if options.table_only:
-        write_output(options.output, destination, fill)
-        reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
-        return 0
     progress = Progress(keep_shard(table, options.shard), reporter)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
     stop = Stop()
     with stop.on_signals():
-        find_logs(progress, options.force, stop)
-        missing = [kernel for kernel in progress.kernels if not kernel.log]
-        if options.cached_only or stop.requested:
-            missing = []
-        if missing:
-            options.ncu = find_ncu(options.ncu, os.environ)
-            options.python = find_python(options.python)
-        if options.dry_run:
-            return print_commands(plan_commands(missing, options), reporter)
-        fatal = profile_all(missing, options, stop, progress) if missing else None
-        if fatal:
-            raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
+        destination = find_destination(options.output, options.input)
+        try:
+            if not options.table_only:
+                missing = find_missing(options, progress, stop)
+                if options.dry_run and not stop.requested:
+                    return print_commands(plan_commands(missing, options), reporter)
+                profile_all(missing, options, stop, progress)
+        except UsageError:
+            if not stop.signal:  # else what was asked could not answer any more
+                raise
         if stop.requested:
             reporter.say(
                 f"stopped by {signal.Signals(stop.signal).name}: {progress.done} of "
@@ -2581,8 +2669,11 @@ def augment(options: Options, reporter: Reporter) -> int:
             write_output(options.output, destination, fill)
     if not destination:  # a pipe's reader can keep us waiting: signals end that as ever
         write_output(options.output, destination, fill)
+    if options.table_only:
+        reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
+        return 0
     report_warnings(progress.kernels, reporter)
-    reporter.tell(summarise(table, progress, options, time.monotonic() - begin))
+    reporter.tell(summarise(table, progress, time.monotonic() - begin))
     return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
 
 
@@ -2591,6 +2682,11 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == [DRIVER_OPTION]:
         return drive_batch(arguments[1:])
+    for descriptor in range(3):  # none of our files may take the place of a closed stderr
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
     try:
@@ -2598,6 +2694,9 @@ def main(argv: list[str] | None = None) -> int:
         reporter.quiet = options.quiet
         return augment(options, reporter)
     except UsageError as error:
+        reporter.say(f"error: {error}")
+        return 2
+    except OSError as error:  # the current directory is gone, say
         reporter.say(f"error: {error}")
         return 2
     except KeyboardInterrupt:  # before anything was started, or while a pipe takes the output
