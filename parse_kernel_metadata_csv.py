@@ -93,21 +93,27 @@ FIGURE_COLUMNS = (
     "ncu_mem_accessed_gb",
 )
 
-# Power of ten that takes a unit to microseconds. ncu spells them out up to about 2024.2.
+# What takes a unit to microseconds. ncu spells units out up to about 2024.2.
 TIME_UNITS = {
-    b"nsecond": -3,
-    b"usecond": 0,
-    b"msecond": 3,
-    b"second": 6,
-    b"ns": -3,
-    b"us": 0,
-    b"ms": 3,
-    b"s": 6,
+    b"nsecond": b"e-3",
+    b"usecond": b"e0",
+    b"msecond": b"e3",
+    b"second": b"e6",
+    b"ns": b"e-3",
+    b"us": b"e0",
+    b"ms": b"e3",
+    b"s": b"e6",
 }
-# Power of ten that takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
+# What takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
 BANDWIDTH_UNITS = {
     prefix + b"byte" + per: exponent
-    for prefix, exponent in ((b"", -9), (b"K", -6), (b"M", -3), (b"G", 0), (b"T", 3))
+    for prefix, exponent in (
+        (b"", b"e-9"),
+        (b"K", b"e-6"),
+        (b"M", b"e-3"),
+        (b"G", b"e0"),
+        (b"T", b"e3"),
+    )
     for per in (b"/second", b"/s")
 }
 # --print-units base: whole nanoseconds, bytes per second. Only here can a dot group digits alone.
@@ -179,7 +185,8 @@ METRIC_REFUSED = (
 )
 # Why one kernel failed, the most telling first. What the application said is added.
 KERNEL_TROUBLES = (
-    (rb"(?m)^==ERROR== .*LaunchFailed", "launch failed"),
+    (rb"(?m)^==ERROR== (Failed to (?:find|access).*metric.*)", "ncu refused a metric"),
+    (rb"(?m)^==ERROR== .*(LaunchFailed)", "the launch failed"),
     (
         rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
         "the kernel's process failed",
@@ -325,7 +332,15 @@ class Run:
     stdout: bytes
     stderr: bytes
     seconds: float
-    ended: str  # why we ended it; empty when it ended by itself
+    ended: str = ""  # why we ended it; empty when it ended by itself
+    status: int = 0
+    started: bool = False  # a batch's first kernel: from then on stderr is the kernels' own
+
+    @property
+    def said(self) -> bytes:
+        """What can be ncu's own words: on stderr only before the application has begun."""
+        begun = self.started or b"==PROF== Connected" in self.stdout
+        return self.stdout if begun else self.stdout + b"\n" + self.stderr
 
 
 # ---------------------------------------------------------------------------------------------
@@ -339,7 +354,7 @@ GROUPED = (
     "(?:(?P=group)[0-9]{3})*)(?:(?!(?P=group))[.,](?P<decimals>[0-9]{1,2}))?"
 )
 LAKHS = "(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1,2}))?"
-PLAIN = re.compile(rb"([0-9]+)(?:[.,]([0-9]{1,2})|[.]([0-9]{3,}))?")
+PLAIN = re.compile(rb"[0-9]+(?:[.,][0-9]{1,2}|[.]([0-9]{3,}))?")
 
 
 def parse_number(text: bytes, base_units: bool) -> bytes | None:
@@ -350,9 +365,9 @@ def parse_number(text: bytes, base_units: bool) -> bytes | None:
     """
     plain = PLAIN.fullmatch(text)
     if plain:
-        whole, decimals, more = plain.groups(b"")
-        if not (base_units and len(more) == 3 and whole != b"0"):
-            return b"%s.%s%s" % (whole, decimals, more)
+        more = plain[1]
+        if not (more and base_units and len(more) == 3 and text[:2] != b"0."):
+            return text.replace(b",", b".")
     decoded = text.decode("utf-8", "surrogateescape")
     match = re.fullmatch(GROUPED, decoded) or re.fullmatch(LAKHS, decoded)
     if not match:
@@ -360,14 +375,14 @@ def parse_number(text: bytes, base_units: bool) -> bytes | None:
     return f"{re.sub('[^0-9]', '', match['whole'])}.{match['decimals'] or 0}".encode()
 
 
-def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, int]) -> float | None:
+def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, bytes]) -> float | None:
     """Return a row's value in the unit that `units` leads to, scaled exactly in decimal."""
     unit, text = row
     number = parse_number(text, unit in BASE_UNITS)
     if number is None or unit not in units:
         return None
-    value = float(b"%se%d" % (number, units[unit]))
-    return value if math.isfinite(value) else None
+    value = float(number + units[unit])
+    return value if value < math.inf else None
 
 
 BENCHMARK_LINE = re.compile(
@@ -411,8 +426,9 @@ def find_results(text: bytes) -> list[Result]:
     them comes before.
     """
     page = max(text.rfind(b"==PROF=="), 0)
+    last = text.find(b"\n", text.rfind(b", Context ")) + 1  # rfind is the faster scan
     results: list[Result] = []
-    for line in KERNEL_LINE.finditer(text, page):
+    for line in KERNEL_LINE.finditer(text, page, last):
         begin = text.rfind(b"\n", 0, line.start()) + 1
         if results:
             results[-1].end = begin
@@ -500,8 +516,8 @@ def parse_log(text: bytes) -> Log | Failure:
     if isinstance(values, Failure):
         return values
     benchmark = find_benchmark_line(text)
-    latency = float(b"%se3" % benchmark[1]) if benchmark else math.inf
-    if not math.isfinite(latency):
+    latency = float(benchmark[1] + b"e3") if benchmark else math.inf
+    if latency == math.inf:
         return Failure("no benchmark line")
     duration, bandwidth = values
     measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
@@ -533,19 +549,16 @@ def printable(text: bytes, limit: int = 300) -> str:
 
 def find_fatal(run: Run) -> Failure | None:
     """Return what ncu said if every other kernel would fail the same way."""
-    match = re.search(FATAL_TEXT, run.stdout) or re.search(FATAL_TEXT, run.stderr)
-    if match:
-        remedy = dict(FATAL_TEXTS)[match[1].decode()]
-        return Failure("ncu cannot profile here", printable(match[0]), remedy)
     if run.ended.startswith(CANNOT_START):
         return Failure(
             f"ncu {run.ended}", remedy="correct --ncu, or have fewer kernels in a --batch"
         )
-    if b"==PROF== Connected" not in run.stdout:
-        match = re.search(OPTION_ERROR, run.stdout) or re.search(OPTION_ERROR, run.stderr)
-        if match:
-            return Failure("ncu refused to start", printable(match[0]), "correct --ncu-args")
-    return None
+    match = re.search(FATAL_TEXT, run.said)
+    if match:
+        remedy = dict(FATAL_TEXTS)[match[1].decode()]
+        return Failure("ncu cannot profile here", printable(match[0]), remedy)
+    match = None if b"==PROF== Connected" in run.stdout else re.search(OPTION_ERROR, run.said)
+    return match and Failure("ncu refused to start", printable(match[0]), "correct --ncu-args")
 
 
 def find_trouble(run: Run) -> Failure | None:
@@ -1098,7 +1111,7 @@ def temporary_beside(path: str) -> str:
     return os.path.join(os.path.dirname(path), name)
 
 
-READ_SIZE = 1 << 17  # most logs and kernels come at once
+READ_SIZE = 1 << 16  # most logs and kernels come at once
 
 
 def read_bytes(path: str) -> bytes:
@@ -1243,6 +1256,9 @@ def make_absolute(path: str) -> str:
     return path if path == absolute else absolute  # one string less in memory
 
 
+UUIDS = ("GPU-", "MIG-")
+
+
 def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
     """Return the entries of CUDA_VISIBLE_DEVICES as CUDA reads them; None where it is not set."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
@@ -1270,7 +1286,7 @@ def choose_gpus(spec: str, environment: Mapping[str, str], stop: Stop) -> list[s
 
 def choose_gpu(entry: str, visible: list[str] | None) -> str:
     """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
-    if entry.startswith(("GPU-", "MIG-")):
+    if entry.startswith(UUIDS):
         return entry
     if not re.fullmatch("[0-9]+", entry):
         raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
@@ -1498,14 +1514,15 @@ def find_python(python: str, stop: Stop) -> str:
 def list_gpus(stop: Stop) -> list[str]:
     """Return the UUIDs of this box's GPUs."""
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    return [line for line in ask("--gpus all", command, stop) if line]
+    return [line for line in ask("--gpus all", command, stop) if line.startswith(UUIDS)]
 
 
 def ask(option: str, command: list[str], stop: Stop) -> list[str]:
     """Return the lines that a command answers; raises UsageError, naming who wants to know."""
     run = run_child(command, {}, ASK_SECONDS, GRACE_SECONDS, stop)
-    if run.ended and run.ended != STOPPED:
-        raise UsageError(f"{option}: {command[0]}: {run.ended}")
+    if run.ended or run.status:
+        reason = run.ended or printable(last_line(run.stderr or run.stdout))
+        raise UsageError(f"{option}: {command[0]} fails with {run.status}: {reason}")
     return os.fsdecode(run.stdout).strip().split("\n")
 
 
@@ -1519,6 +1536,7 @@ class Child:
         import subprocess
 
         self.stdout, self.stderr = bytearray(), bytearray()
+        self.status = -signal.SIGKILL
         self._renew = reports.feed if reports else None
         self._process = subprocess.Popen(
             command,
@@ -1598,7 +1616,9 @@ class Child:
 
         self._signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)  # a process that hangs in the driver cannot be killed
+            self.status = self._process.wait(
+                10
+            )  # a process that hangs in the driver cannot be killed
         for key in list(self._selector.get_map().values()):
             while self._drain(key) and len(self.stdout) + len(self.stderr) <= OUTPUT_LIMIT:
                 pass
@@ -1630,7 +1650,7 @@ def run_child(
     try:
         child = Child(command, environment, reports)
     except OSError as error:
-        return Run(shown, b"", b"", 0.0, f"{CANNOT_START}: {error.strerror}")
+        return Run(shown, b"", b"", 0.0, f"{CANNOT_START}: {error.strerror}", 127)
     try:
         ended = child.watch(timeout or math.inf, stop.soft)
         if ended:
@@ -1639,7 +1659,15 @@ def run_child(
         child.close()
     seconds = time.monotonic() - begin
     kept = None if len(child.stdout) + len(child.stderr) <= OUTPUT_LIMIT else OUTPUT_LIMIT >> 6
-    return Run(shown, bytes(child.stdout[:kept]), bytes(child.stderr[:kept]), seconds, ended)
+    return Run(
+        shown,
+        bytes(child.stdout[:kept]),
+        bytes(child.stderr[:kept]),
+        seconds,
+        ended,
+        child.status,
+        bool(reports and reports.started),
+    )
 
 
 def show_command(command: list[str], environment: Mapping[str, str]) -> str:
@@ -1670,6 +1698,7 @@ class Reports:
         self.in_hand: int | None = None
         self.benchmarks: dict[int, str] = {}  # benchmark lines, empty where none was printed
         self.errors: dict[int, str] = {}
+        self.lost = ""  # what the kernel in hand said that took the context with it
         self.done: set[int] = set()
         self._rest = b""
 
@@ -1695,6 +1724,8 @@ class Reports:
             self.benchmarks[index] = text
         elif event == b"error":
             self.errors[index] = text
+        elif event == b"lost":
+            self.lost = text
         elif event == b"done":
             self.done.add(index)
         elif event == b"finished":
@@ -1847,20 +1878,40 @@ def judge_batched(
         if "out of memory" in error and not source.kernel.alone:
             return GO_ALONE  # others of the batch can be why memory was short
         return Failure("the kernel failed", printable(last_line(encode(error))))
-    if len(results) > 1:
-        return Failure("the tuned call launched several kernels", str(len(results)))
     benchmark = reports.benchmarks.get(index)
-    if results and benchmark:
-        if not results[0].name.partition(b"/")[2].startswith(source.function.encode()):
-            return Failure("ncu profiled another kernel", printable(results[0].name))
-        return benchmark.encode() + b"\n" + run.stdout[results[0].begin : results[0].end]
     if benchmark == "":
         return Failure("no benchmark line")
-    if index in reports.done and reports.finished and not run.ended:
+    failure = None
+    if benchmark and len(results) == 1:
+        text = encode(benchmark) + b"\n" + run.stdout[results[0].begin : results[0].end]
+        parsed = parse_log(text)
+        if not results[0].name.partition(b"/")[2].startswith(source.function.encode()):
+            failure = Failure("ncu profiled another kernel", printable(results[0].name))
+        elif isinstance(parsed, Log):
+            return text
+        elif results[0].end < len(run.stdout):  # else ncu can have died while it printed
+            failure = parsed
+    elif results:
+        failure = Failure("the tuned call launched several kernels", str(len(results)))
+    if reports.finished and failure:
+        return failure
+    if reports.finished and not run.ended and not results and is_complete(run.stdout):
         return GO_PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
     if not source.kernel.alone:
         return GO_ALONE if index == reports.in_hand or not reports.started else GO_AGAIN
-    return find_trouble(run) or Failure("ncu ended early")
+    lost = reports.lost and Failure(
+        "the context was lost", printable(last_line(encode(reports.lost)))
+    )
+    return lost or failure or find_trouble(run) or Failure("ncu ended early")
+
+
+def is_complete(page: bytes) -> bool:
+    """Tell whether ncu has printed a whole result for each launch that it announced."""
+    results = find_results(page)
+    announced = page.count(b'==PROF== Profiling "')
+    return announced <= len(results) and all(
+        not isinstance(parse_result(page, result), Failure) for result in results[-1:]
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2178,7 +2229,8 @@ class Profiler:
                 if isinstance(outcome, Log):
                     self.store(source, text, outcome, run.seconds / len(sources))
                     continue
-            text = run.stdout + encode(reports.errors.get(index, ""))
+            words = reports.errors.get(index) or reports.lost
+            text = run.stdout + encode(words)
             text = compose_log(source, "tuned", run.command, run.stderr, text)
             rest.append((source, outcome, text))
         self.settle_rest(run, rest)
@@ -2187,10 +2239,9 @@ class Profiler:
         """Settle or put back what a run brought no log of. What we stopped is left as it is."""
         if not rest or run.ended == STOPPED:
             return
-        said = run.stdout + run.stderr
-        passing = re.search(PASSING_TEXT, said)
+        passing = re.search(PASSING_TEXT, run.said)
         fatal = None if passing else find_fatal(run)
-        refused = self.asks_in_vain(run.command) and re.search(METRIC_REFUSED, said)
+        refused = self.asks_in_vain(run.command) and re.search(METRIC_REFUSED, run.said)
         if refused:
             self.bandwidth = False
         elif fatal:
@@ -2291,6 +2342,15 @@ def environment_for(gpu: str | None) -> dict[str, str]:
     return {"LC_ALL": "C.UTF-8", **own}
 
 
+def raise_descriptor_limit() -> None:
+    """Allow as many open files as we may: every kernel of a batch holds its lock by one."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: Progress) -> None:
     """Profile what has no log, what failed before last.
 
@@ -2299,6 +2359,7 @@ def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: P
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     missing.sort(key=lambda kernel: kernel.failed_before)
+    raise_descriptor_limit()
     queue = Queue(missing, options.batch or 1, len(options.workers), stop)
     profiler = Profiler(options, queue, stop, progress)
     profiler.profile_all()
@@ -2325,7 +2386,7 @@ class Options(argparse.Namespace):
     dry_run: bool
     quick: bool
     batch: int
-    gpus: str
+    gpus: str | None
     shard: tuple[int, int] | None
     ncu: str
     ncu_args: list[str]
@@ -2457,7 +2518,6 @@ def make_parser() -> Parser:
     add(
         "--gpus",
         metavar="LIST",
-        default="",
         help="one worker for each GPU: 0,1,2 (indices into CUDA_VISIBLE_DEVICES where that is "
         "set), UUIDs, or all (default: one worker, environment untouched)",
     )
@@ -2526,10 +2586,13 @@ def load_table(options: Options, reporter: Reporter) -> Table:
 def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
     """Look every kernel up in the cache; with --force only the table's figure is checked."""
 
+    lock = threading.Lock()
+
     def found(kernel: Kernel) -> None:
         if force:
             kernel.log = None
-        progress.cached += kernel.log is not None
+        with lock:
+            progress.cached += kernel.log is not None
         progress.tick()
 
     look_up_all(progress.kernels, stop, found)
@@ -2582,7 +2645,7 @@ def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
         reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
 
 
-def summarise(table: Table, progress: Progress, seconds: float) -> str:
+def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
     """Return the summary."""
     failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
     tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
@@ -2604,7 +2667,7 @@ def summarise(table: Table, progress: Progress, seconds: float) -> str:
     text = [
         f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
     ]
-    if tuned:
+    if tuned or batch:
         text.append(
             f"launch   {tuned:>8}  tuned, {first} first launches (--force profiles them again)"
         )
@@ -2627,7 +2690,7 @@ def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
 def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
     """Look every kernel up, and return those to profile; what that takes is found too."""
     options.workers = [None]
-    if options.gpus:
+    if options.gpus is not None:
         options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
     find_logs(progress, options.force, stop)
     if options.cached_only or stop.requested:
@@ -2673,7 +2736,7 @@ def augment(options: Options, reporter: Reporter) -> int:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
     report_warnings(progress.kernels, reporter)
-    reporter.tell(summarise(table, progress, time.monotonic() - begin))
+    reporter.tell(summarise(table, progress, options.batch, time.monotonic() - begin))
     return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
 
 
