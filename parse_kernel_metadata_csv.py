@@ -209,7 +209,7 @@ BATCH_LIMIT = 500
 BATCHES_IN_COMPANY = 3  # batches that end before its turn, until a kernel gets one of its own
 ERROR_TEXT_LIMIT = 20_000
 LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
-LISTED_TORN_ROWS = 10
+LISTED_WARNINGS = 10
 SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
 READERS = 32  # threads that read ahead there
 
@@ -292,7 +292,6 @@ class Kernel:
     had_figures = 0  # rows that came with figures
     misread_gb = False  # torch misread that figure's exponent
     failed_before = False
-    on_trial = False  # one of the first kernels started: if they all fail, it is the set-up
     # How to go on with a kernel that was put back
     due = 0.0  # time.monotonic() before which it is not tried again
     pauses = 0  # passing failures so far
@@ -1036,19 +1035,31 @@ def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     layout = Layout(list(TABLE_COLUMNS))
     table = Table(layout)
     counts = dict.fromkeys(NoRow, 0)
-    for read, path in enumerate(find_kernel_files(os.path.abspath(root), reporter.warn), 1):
-        row = read_kernel_file(path, reporter.warn)
+    warnings: list[str] = []
+    for read, path in enumerate(find_kernel_files(os.path.abspath(root), warnings.append), 1):
+        row = read_kernel_file(path, warnings.append)
         if isinstance(row, NoRow):
             counts[row] += 1
         else:
             cells = [*{**row, "model_name": model_name}.values()]
             table.add(layout.parse(cells), join_cells(cells), "")
         reporter.redraw(f"{read} files read, {len(table.rows)} kernels found".format)
+    warn_of_first(warnings, reporter)
     reporter.status("")
     table.foreach = counts[NoRow.FOREACH]
     if not table.rows:
         raise UsageError(nothing_found(root, counts))
+    if counts[NoRow.NO_HARNESS]:
+        reporter.warn(f"{counts[NoRow.NO_HARNESS]} kernels are left out: no benchmark harness")
     return table
+
+
+def warn_of_first(warnings: list[str], reporter: Reporter) -> None:
+    """Say the first of many like warnings, and how many more there are."""
+    for warning in warnings[:LISTED_WARNINGS]:
+        reporter.warn(warning)
+    if len(warnings) > LISTED_WARNINGS:
+        reporter.warn(f"and {len(warnings) - LISTED_WARNINGS} more like this")
 
 
 def read_kernel_file(path: str, warn: Callable[[str], None]) -> dict[str, str] | NoRow:
@@ -1480,7 +1491,7 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     return options + extra
 
 
-def find_ncu(ncu: str, environment: Mapping[str, str]) -> str:
+def find_ncu(options: Options, environment: Mapping[str, str]) -> str:
     """Return ncu's path: from PATH, else where CUDA puts it (cron's PATH is bare)."""
     import glob
     import shutil
@@ -1492,12 +1503,14 @@ def find_ncu(ncu: str, environment: Mapping[str, str]) -> str:
     )
     home = environment.get("CUDA_HOME")
     places = ["ncu", *([f"{home}/bin/ncu"] if home else []), "/usr/local/cuda/bin/ncu", *newest]
-    for place in [ncu] if ncu else places:
+    for place in [options.ncu] if options.ncu else places:
         found = shutil.which(place)
         if found:
             return os.path.abspath(found)
-    if ncu:
-        raise UsageError(f"--ncu: there is no program {ncu}")
+    if options.ncu:
+        raise UsageError(f"--ncu: {options.ncu} is not a program")
+    if options.dry_run:
+        return "ncu"  # to be run elsewhere
     raise UsageError("cannot find ncu: not on PATH, nor where CUDA puts it; name it with --ncu")
 
 
@@ -2112,7 +2125,8 @@ class Profiler:
         self.fatal: Failure | None = None  # what ended the run early
         self.bandwidth = True  # ncu knows the metric here, as far as we know
         self._lock = threading.RLock()
-        self._trials = self._trial_failures = 0
+        self._on_trial: list[Kernel] = []
+        self._trial_failures = 0
 
     def profile_all(self) -> None:
         """Profile all, until it is done or stopped."""
@@ -2178,9 +2192,9 @@ class Profiler:
     def put_on_trial(self, kernel: Kernel) -> None:
         """Count the first kernels that are started and never failed before."""
         with self._lock:
-            if not kernel.failed_before and not kernel.on_trial and self._trials < TRIAL_KERNELS:
-                self._trials += 1
-                kernel.on_trial = True
+            fresh = not kernel.failed_before and kernel not in self._on_trial
+            if fresh and len(self._on_trial) < TRIAL_KERNELS:
+                self._on_trial.append(kernel)
 
     def run(self, sources: list[Source], gpu: str | None, reports: Reports | None = None) -> Run:
         """Run ncu on one kernel file, or on the driver of a batch of them."""
@@ -2300,10 +2314,10 @@ class Profiler:
         with self._lock:
             if isinstance(outcome, Log):
                 kernel.log, kernel.profiled = outcome, bool(seconds)
-                self._trial_failures -= TRIAL_KERNELS if kernel.on_trial else 0
+                self._trial_failures -= TRIAL_KERNELS * (kernel in self._on_trial)
             else:
                 kernel.failure = outcome
-                self._trial_failures += kernel.on_trial
+                self._trial_failures += kernel in self._on_trial
                 self.fatal = self.fatal or find_end(outcome, self._trial_failures)
             self.progress.settle(kernel, seconds)
         if self.fatal:
@@ -2319,7 +2333,8 @@ def find_end(failure: Failure, trial_failures: int) -> Failure | None:
     return Failure(
         f"the first {TRIAL_KERNELS} kernels all failed, the last of them",
         str(failure),
-        "this looks like the set-up: run a kernel by hand with --python's interpreter",
+        "this looks like the set-up: does --python name an interpreter that has torch? "
+        "Run one of the kernels by hand with it",
     )
 
 
@@ -2399,7 +2414,9 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        dash = "expected one argument" in message
+        hint = "; write --option=VALUE where the value begins with a dash" if dash else ""
+        raise UsageError(f"{message}{hint} (see --help)")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -2407,6 +2424,14 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=100)
+
+
+def check_options(options: Options) -> None:
+    """Raise UsageError for options that make no sense together."""
+    for one, other in (("table_only", "dry_run"), ("force", "cached_only")):
+        if getattr(options, one) and getattr(options, other):
+            pair = f"--{one} and --{other}".replace("_", "-")
+            raise UsageError(f"{pair} exclude each other")
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -2574,10 +2599,8 @@ def load_table(options: Options, reporter: Reporter) -> Table:
             table = read_table(stream, folder)
         except OSError as error:
             raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
-    for number in table.torn[:LISTED_TORN_ROWS]:
-        reporter.warn(f"line {number} is torn or names no kernel file (.py); left out")
-    if len(table.torn) > LISTED_TORN_ROWS:
-        reporter.warn(f"and {len(table.torn) - LISTED_TORN_ROWS} more such lines")
+    torn = [f"line {number} is torn or names no kernel file; left out" for number in table.torn]
+    warn_of_first(torn, reporter)
     if table.torn and not table.rows:
         raise UsageError(f"{options.input} has no usable row")
     return table
@@ -2598,29 +2621,34 @@ def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
     look_up_all(progress.kernels, stop, found)
 
 
-def plan_commands(missing: list[Kernel], options: Options) -> Iterator[str]:
+def plan_commands(sources: list[Source], options: Options) -> Iterator[str]:
     """Yield the commands that would run, dealt out among the GPUs."""
-    inspected = [inspect_source(kernel) for kernel in missing]
     groups: dict[tuple[bool, bool], list[Source]] = {}
-    for source in inspected:
-        if isinstance(source, Source):
-            batched = bool(options.batch) and source.batchable
-            groups.setdefault((batched, source.other_device), []).append(source)
+    for source in sources:
+        batched = bool(options.batch) and source.batchable
+        groups.setdefault((batched, source.other_device), []).append(source)
     gpus = itertools.cycle(options.workers)
-    for (batched, other_device), sources in groups.items():
+    for (batched, other_device), group in groups.items():
         size = options.batch if batched else 1
-        for at in range(0, len(sources), size):
+        for at in range(0, len(group), size):
             gpu = next(gpus)
             reports = STDERR if batched else None
-            command = ncu_command(options, sources[at : at + size], reports)
+            command = ncu_command(options, group[at : at + size], reports)
             yield show_command(command, environment_for(None if other_device else gpu))
 
 
-def print_commands(commands: Iterator[str], reporter: Reporter) -> int:
+def print_commands(missing: list[Kernel], options: Options, progress: Progress) -> int:
     """Print the commands to stdout, however odd their paths; return the status."""
-    lines = [os.fsencode(command) + b"\n" for command in commands]
-    write_output("-", None, lambda stream: stream.writelines(lines))
-    reporter.tell(f"{len(lines)} commands would run")
+    inspected = [inspect_source(kernel) for kernel in missing]
+    sources = [source for source in inspected if isinstance(source, Source)]
+    commands = [os.fsencode(command) + b"\n" for command in plan_commands(sources, options)]
+    write_output("-", None, lambda stream: stream.writelines(commands))
+    cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
+    reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
+    progress.reporter.tell(
+        f"{len(commands)} commands would run for {len(sources)} kernels; "
+        f"{progress.cached} are cached{reasons}"
+    )
     return 0
 
 
@@ -2640,6 +2668,9 @@ def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
             f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
             "small figures (5.6e-06 is read as 5.6)"
         )
+    unknown = sum(not kernel.log and not kernel.failure for kernel in kernels)
+    if unknown:
+        reporter.warn(f"{unknown} of {len(kernels)} kernels have no log")
     lost = sum(kernel.had_figures for kernel in kernels if not kernel.log)
     if lost:
         reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
@@ -2690,14 +2721,20 @@ def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
 def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
     """Look every kernel up, and return those to profile; what that takes is found too."""
     options.workers = [None]
-    if options.gpus is not None:
+    if options.gpus is not None and not options.cached_only:
         options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
     find_logs(progress, options.force, stop)
     if options.cached_only or stop.requested:
         return []
     missing = [kernel for kernel in progress.kernels if not kernel.log]
+    if len(missing) >= TRIAL_KERNELS and missing == progress.kernels:
+        if not any(os.path.exists(kernel.path) for kernel in missing):
+            raise UsageError(
+                f"none of the {len(missing)} kernel files exists (the first is {missing[0].path}); "
+                "was the cache moved? Its directory can be the input: -i DIRECTORY"
+            )
     if any(isinstance(inspect_source(kernel), Source) for kernel in missing):
-        options.ncu = find_ncu(options.ncu, os.environ)
+        options.ncu = find_ncu(options, os.environ)
         options.python = find_python(options.python, stop)
     return missing
 
@@ -2717,7 +2754,7 @@ def augment(options: Options, reporter: Reporter) -> int:
             if not options.table_only:
                 missing = find_missing(options, progress, stop)
                 if options.dry_run and not stop.requested:
-                    return print_commands(plan_commands(missing, options), reporter)
+                    return print_commands(missing, options, progress)
                 profile_all(missing, options, stop, progress)
         except UsageError:
             if not stop.signal:  # else what was asked could not answer any more
@@ -2755,6 +2792,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = make_parser().parse_args(arguments, Options())
         reporter.quiet = options.quiet
+        check_options(options)
         return augment(options, reporter)
     except UsageError as error:
         reporter.say(f"error: {error}")

@@ -1,3 +1,4 @@
+
 import triton
 import triton.language as tl
 
@@ -9,22 +10,15 @@ from torch._dynamo.testing import rand_strided
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream
 import torch
 
-
 @triton_heuristics.persistent_reduction(
-    size_hints={"x": 128, "r0_": 64},
+    size_hints={'x': 128, 'r0_': 64},
     reduction_hint=ReductionHint.INNER,
     filename=__file__,
-    triton_meta={"signature": {"in_ptr0": "*fp32"}, "constants": {}},
-    inductor_meta={
-        "grid_type": "Grid1D",
-        "kernel_name": "triton_per_fused_sum_2",
-        "mutated_arg_names": [],
-        "kernel_num_gb": 0.0123,
-        "kernel_flop": 0,
-    },
+    triton_meta={'signature': {'in_ptr0': '*fp32'}, 'constants': {}},
+    inductor_meta={'grid_type': 'Grid1D', 'kernel_name': 'triton_per_fused_sum_2', 'mutated_arg_names': [], 'kernel_num_gb': 0.0123, 'kernel_flop': 0}
 )
 @triton.jit
-def triton_per_fused_sum_2(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+def triton_per_fused_sum_2(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     xnumel = 96
     r0_numel = 40
     R0_BLOCK: tl.constexpr = 64
@@ -34,13 +28,11 @@ def triton_per_fused_sum_2(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
     tl.store(out_ptr0 + (0), tl.sum(tmp0, 1)[:, None], None)
 
 
+
 def get_args():
-    arg_0 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
-    arg_1 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
-    return (
-        arg_0,
-        arg_1,
-    )
+    arg_0 = rand_strided((96, 40), (40, 1), device='cuda:0', dtype=torch.float32)
+    arg_1 = rand_strided((96, 40), (40, 1), device='cuda:0', dtype=torch.float32)
+    return arg_0, arg_1,
 
 
 def call(args):
@@ -56,7 +48,7 @@ def benchmark_all_configs(args):
         return triton_per_fused_sum_2.benchmark_all_configs(*args)
 
 
-if __name__ == "__main__":
+if __name__ == '__main__':
     from triton.testing import do_bench
 
     args = get_args()

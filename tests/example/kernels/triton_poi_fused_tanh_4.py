@@ -1,3 +1,4 @@
+
 import triton
 import triton.language as tl
 from triton.compiler.compiler import AttrsDescriptor
@@ -10,21 +11,14 @@ from torch._dynamo.testing import rand_strided
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream
 import torch
 
-
 @triton_heuristics.pointwise(
-    size_hints=[4096],
+    size_hints=[4096], 
     filename=__file__,
-    triton_meta={"signature": {"in_ptr0": "*fp32"}, "constants": {}},
-    inductor_meta={
-        "grid_type": "Grid1D",
-        "kernel_name": "triton_poi_fused_tanh_4",
-        "mutated_arg_names": [],
-        "kernel_num_gb": 3.072e-05,
-        "kernel_flop": 0,
-    },
+    triton_meta={'signature': {'in_ptr0': '*fp32'}, 'constants': {}},
+    inductor_meta={'grid_type': 'Grid1D', 'kernel_name': 'triton_poi_fused_tanh_4', 'mutated_arg_names': [], 'kernel_num_gb': 3.072e-05, 'kernel_flop': 0}
 )
 @triton.jit
-def triton_poi_fused_tanh_4(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+def triton_poi_fused_tanh_4(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     xnumel = 3840
     xoffset = tl.program_id(0) * XBLOCK
     xindex = xoffset + tl.arange(0, XBLOCK)[:]
@@ -35,13 +29,11 @@ def triton_poi_fused_tanh_4(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
     tl.store(out_ptr0 + (x0), tmp1, xmask)
 
 
+
 def get_args():
-    arg_0 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
-    arg_1 = rand_strided((96, 40), (40, 1), device="cuda:0", dtype=torch.float32)
-    return (
-        arg_0,
-        arg_1,
-    )
+    arg_0 = rand_strided((96, 40), (40, 1), device='cuda:0', dtype=torch.float32)
+    arg_1 = rand_strided((96, 40), (40, 1), device='cuda:0', dtype=torch.float32)
+    return arg_0, arg_1,
 
 
 def call(args):
@@ -57,7 +49,7 @@ def benchmark_all_configs(args):
         return triton_poi_fused_tanh_4.benchmark_all_configs(*args)
 
 
-if __name__ == "__main__":
+if __name__ == '__main__':
     from triton.testing import do_bench
 
     args = get_args()
