@@ -17,6 +17,7 @@ leaves its figures blank, its output in <kernel>.ncu.err, and the others alone.
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import csv
 import enum
@@ -165,16 +166,18 @@ FATAL_TEXTS = (
     ("Failed to create temporary file", "set TMPDIR to a folder that exists and has room"),
     ("Failed to lock GPU clock frequencies", CLOCKS_REMEDY),
     ("Cannot lock GPU clock frequencies on MIG", CLOCKS_REMEDY),
-    ("unrecognised option", "correct --ncu-args"),
     ("did not match any section", "correct --ncu-args"),
     ("does not exist or is not an executable", INTERPRETER_REMEDY),
     ("The target application is not an executable binary", INTERPRETER_REMEDY),
 )
-FATAL_TEXT = rb"(?m)^(?:==ERROR== .*)?(%s).*" % b"|".join(
+FATAL_TEXT = rb"(?m)^==ERROR== .*(%s).*" % b"|".join(
     re.escape(text.encode()) for text, _ in FATAL_TEXTS
 )
-# ncu 2022 prints option errors on stderr without a prefix, 2024 on stdout behind ==ERROR==.
-OPTION_ERROR = rb"(?m)^(?:==ERROR== )?(?:option is ambiguous|option '|the argument (?:for|\()).*"
+# What ncu says before it starts anything; ncu 2022 prints option errors on stderr without a prefix.
+START_ERROR = (
+    rb"(?m)^(?:==ERROR== )?(?:(Nsight Compute failed to connect to the CUDA driver)"
+    rb"|unrecognised option|option is ambiguous|option '|the argument (?:for|\()).*"
+)
 # Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
 # "... or the user does not have permission", so this is looked for first.
 PASSING_TEXT = rb"(?m)^==ERROR== .*driver resource was unavailable.*"
@@ -336,10 +339,14 @@ class Run:
     started: bool = False  # a batch's first kernel: from then on stderr is the kernels' own
 
     @property
+    def begun(self) -> bool:
+        """Whether the application has come as far as to use the GPU."""
+        return self.started or b"==PROF== Connected" in self.stdout
+
+    @property
     def said(self) -> bytes:
         """What can be ncu's own words: on stderr only before the application has begun."""
-        begun = self.started or b"==PROF== Connected" in self.stdout
-        return self.stdout if begun else self.stdout + b"\n" + self.stderr
+        return self.stdout if self.begun else self.stdout + b"\n" + self.stderr
 
 
 # ---------------------------------------------------------------------------------------------
@@ -384,6 +391,7 @@ def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, bytes]) -> float
     return value if value < math.inf else None
 
 
+LINE_LIMIT = 1000
 BENCHMARK_LINE = re.compile(
     # ncu's progress line can end in the middle, and the benchmark's then goes on in it
     rb"(?:(?!==STDERR== ).*[0-9]%)?([0-9]+(?:\.[0-9]+)?)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s[ \t\r]*"
@@ -394,11 +402,14 @@ def find_benchmark_line(text: bytes) -> tuple[bytes, bytes] | None:
     """Return the first benchmark line, `0.027ms    0.004GB    147.69GB/s`, and its milliseconds."""
     at = text.find(b"GB/s")
     while at >= 0:
-        end = text.find(b"\n", at)
-        line = text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
-        match = BENCHMARK_LINE.fullmatch(line)
-        if match:
-            return line[match.start(1) :].rstrip(), match[1]
+        # Bounded, for a progress bar can print a long line with many of them
+        begin = text.rfind(b"\n", max(at - LINE_LIMIT, 0), at) + 1
+        end = text.find(b"\n", at, at + LINE_LIMIT)
+        if (begin or at < LINE_LIMIT) and (end >= 0 or len(text) < at + LINE_LIMIT):
+            line = text[begin : end if end >= 0 else len(text)]
+            match = BENCHMARK_LINE.fullmatch(line)
+            if match:
+                return line[match.start(1) :].rstrip(), match[1]
         at = text.find(b"GB/s", at + 4)
     return None
 
@@ -556,8 +567,11 @@ def find_fatal(run: Run) -> Failure | None:
     if match:
         remedy = dict(FATAL_TEXTS)[match[1].decode()]
         return Failure("ncu cannot profile here", printable(match[0]), remedy)
-    match = None if b"==PROF== Connected" in run.stdout else re.search(OPTION_ERROR, run.said)
-    return match and Failure("ncu refused to start", printable(match[0]), "correct --ncu-args")
+    match = None if run.begun else re.search(START_ERROR, run.said)
+    if match:
+        remedy = dict(FATAL_TEXTS)[match[1].decode()] if match[1] else "correct --ncu-args"
+        return Failure("ncu refused to start", printable(match[0]), remedy)
+    return None
 
 
 def find_trouble(run: Run) -> Failure | None:
@@ -618,8 +632,11 @@ class Layout:
         return join_cells(MARKS.get(column, cell) for column, cell in pairs)
 
 
-# Stand for a figure in the text of a row; no row that is read holds a NUL.
-MARKS = {column: f"\0{at}" for at, column in enumerate(FIGURE_COLUMNS)}
+# Stand for a figure in the text of a row. Nothing that is decoded can hold this surrogate: what is
+# no text becomes \udc80 to \udcff.
+MARKS = {column: f"\ud800{at}" for at, column in enumerate(FIGURE_COLUMNS)}
+
+
 LINE_END = "\r\n"
 
 
@@ -634,8 +651,9 @@ def parse_float(text: str) -> float | None:
 def join_cells(cells: Iterable[str]) -> str:
     """Return cells as CSV, without an end of line."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    # Before Python 3.13 csv quotes a line end only where it is the terminator's
+    csv.writer(text, lineterminator=LINE_END).writerow(cells)
+    return text.getvalue()[: -len(LINE_END)]
 
 
 class Table:
@@ -675,7 +693,7 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]
             for cells in reader:
                 end = begin + reader.line_num
                 width = width or len(cells)
-                if cells and (len(cells) != width or "\0" in lines[at]):
+                if cells and (len(cells) != width or any("\0" in x for x in lines[at:end])):
                     break
                 if cells:
                     yield at, end, cells
@@ -732,19 +750,18 @@ def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
         for row, kernel in zip(table.rows, table.row_kernels):
             row = row.rstrip(LINE_END)
             if figures:
-                row = fill_row(row, kernel.log.figures if kernel.log else ",,,")
+                known = kernel.log.figures if kernel.log else ",,,"
+                row = fill_marks(row, known) if table.layout.marked else f"{row},{known}"
             text.write(row + "\n")
         text.flush()
     finally:
         text.detach()
 
 
-def fill_row(row: str, figures: str) -> str:
-    """Put figures where a row has marks, else at its end."""
-    if "\0" not in row:
-        return f"{row},{figures}"
+def fill_marks(row: str, figures: str) -> str:
+    """Put figures where a row has marks."""
     cells = figures.split(",")
-    return re.sub("\0([0-3])", lambda mark: cells[int(mark[1])], row)
+    return re.sub("\ud800([0-3])", lambda mark: cells[int(mark[1])], row)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -972,10 +989,9 @@ def is_exponent_misread(cell: str, source: bytes) -> bool:
 def find_kernel_files(root: str, warn: Callable[[str], None]) -> Iterator[str]:
     """The regular files named *.py under a folder, in the order of their paths.
 
-    A linked folder is entered once, unless it leads to a folder that is entered anyway.
-    Folders that cannot be read are passed over with a warning.
+    Each folder is entered once, by whatever link; one that cannot be read is passed over.
     """
-    entered = [os.path.realpath(root)]
+    entered: set[tuple[int, int]] = set()
     waiting = [os.path.join(root, "")]
     while waiting:
         path = waiting.pop()
@@ -983,18 +999,23 @@ def find_kernel_files(root: str, warn: Callable[[str], None]) -> Iterator[str]:
             yield path
             continue
         try:
-            waiting.extend(list_folder(path, entered, warn))
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) in entered:
+                warn(f"{path}: passed over, it was read by another name")
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            waiting.extend(list_folder(path, root, warn))
         except OSError as error:
             warn(f"{path}: passed over, {error.strerror}")
 
 
-def list_folder(folder: str, entered: list[str], warn: Callable[[str], None]) -> list[str]:
+def list_folder(folder: str, root: str, warn: Callable[[str], None]) -> list[str]:
     """Paths of a folder's Python files, and of its folders with a separator, last first."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
-                found.extend(follow_link(entry, entered, warn))
+                found.extend(follow_link(entry.path, root, warn))
             elif entry.is_dir():
                 found.append(entry.path + os.sep)
             elif entry.name.endswith(".py") and entry.is_file():
@@ -1004,30 +1025,18 @@ def list_folder(folder: str, entered: list[str], warn: Callable[[str], None]) ->
     return found
 
 
-def follow_link(
-    entry: os.DirEntry[str], entered: list[str], warn: Callable[[str], None]
-) -> list[str]:
+def follow_link(path: str, root: str, warn: Callable[[str], None]) -> list[str]:
     """The path of what a link leads to, if it is to be read."""
-    # Not entry.is_dir() and entry.is_file(): they raise for a link that leads round to itself.
-    if os.path.isdir(entry.path):
-        return [entry.path + os.sep] if may_enter(entry.path, entered, warn) else []
-    if not entry.name.endswith(".py"):
-        return []
-    if os.path.isfile(entry.path):
-        return [entry.path]
-    warn(f"{entry.path}: passed over, a link that leads to no file")
+    if os.path.isdir(path):
+        target = os.path.join(os.path.realpath(path), "")
+        if not os.path.join(os.path.realpath(root), "").startswith(target):
+            return [path + os.sep]
+        warn(f"{path}: passed over, it links to {target}, around all that is read")
+    elif path.endswith(".py"):
+        if os.path.isfile(path):
+            return [path]
+        warn(f"{path}: passed over, a link that leads to no file")
     return []
-
-
-def may_enter(link: str, entered: list[str], warn: Callable[[str], None]) -> bool:
-    """Whether a linked folder is to be entered, which is then noted."""
-    target = os.path.realpath(link)
-    for real in entered:
-        if os.path.commonpath((target, real)) in (target, real):
-            warn(f"{link}: passed over, it links to {target}, in or around what is read anyway")
-            return False
-    entered.append(target)
-    return True
 
 
 def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
@@ -1134,7 +1143,7 @@ def read_bytes(path: str) -> bytes:
         if len(data) < READ_SIZE:
             return data
         chunks = [data]
-        while chunks[-1] and len(chunks) * READ_SIZE <= OUTPUT_LIMIT:
+        while chunks[-1] and len(chunks) * READ_SIZE <= 2 * OUTPUT_LIMIT:
             chunks.append(os.read(descriptor, READ_SIZE))
         if chunks[-1]:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -1156,9 +1165,7 @@ def find_destination(path: str, source: str) -> str | None:
 
     Raises UsageError when it cannot be written, so that this is known before the first kernel.
     """
-    if path in STDOUT:
-        if sys.stdout is None:
-            raise UsageError("cannot write to stdout: it is closed")
+    if find_descriptor(path) is not None:
         return None
     target = os.path.realpath(path)
     try:
@@ -1178,7 +1185,13 @@ def find_destination(path: str, source: str) -> str | None:
     return target
 
 
-STDOUT = ("-", "/dev/stdout")
+def find_descriptor(path: str) -> int | None:
+    """Return the open file that the output is: opened again, it would lose what it holds."""
+    match = re.fullmatch("(?:/dev|/proc/self)/fd/([0-9]{1,9})", path)
+    descriptor = 1 if path in ("-", "/dev/stdout") else int(match[1]) if match else None
+    if descriptor == 1 and sys.stdout is None:
+        raise UsageError("cannot write to stdout: it is closed")
+    return descriptor
 
 
 def is_same_file(source: str, other: os.stat_result) -> bool:
@@ -1195,26 +1208,12 @@ def write_output(path: str, destination: str | None, fill: Callable[[BinaryIO], 
         if destination:
             old = os.stat(destination) if os.path.exists(destination) else None
             write_whole(destination, fill, like=old)
-        elif path in STDOUT:
-            fill(sys.stdout.buffer)
-            sys.stdout.flush()
-        else:
-            with open(path, "wb") as stream:
-                fill(stream)
+            return
+        descriptor = find_descriptor(path)
+        with open(path if descriptor is None else os.dup(descriptor), "wb") as stream:
+            fill(stream)
     except OSError as error:
-        if path in STDOUT:
-            discard(sys.stdout)
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def discard(stream: TextIO) -> None:
-    """Send to nowhere what a stream still holds: its reader is gone, or its disk full.
-
-    Python would try again when it ends, and make that its exit status.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1299,7 +1298,7 @@ def choose_gpu(entry: str, visible: list[str] | None) -> str:
     """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
     if entry.startswith(UUIDS):
         return entry
-    if not re.fullmatch("[0-9]+", entry):
+    if not re.fullmatch("[0-9]{1,9}", entry):
         raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
     if visible is None:
         return str(int(entry))
@@ -1381,6 +1380,7 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
 
 
 STDERR_MARK = b"==STDERR== "
+STDERR_LIMIT = 1 << 20  # bytes of it that a log keeps
 
 
 def compose_log(source: Source, launch: str, command: str, stderr: bytes, text: bytes) -> bytes:
@@ -1406,9 +1406,13 @@ def kernel_lock(path: str) -> Iterator[bool]:
     descriptor = -1
     try:
         for mode in (os.O_RDWR, os.O_RDONLY):
-            with contextlib.suppress(OSError):
+            try:
                 descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
                 break
+            except OSError as error:
+                if error.errno == errno.EMFILE:  # no reason to go on without the lock
+                    yield False
+                    return
         try:
             if descriptor >= 0:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -1584,22 +1588,27 @@ class Child:
             self._selector.unregister(key.fileobj)
         return bool(data)
 
+    def _is_open(self) -> bool:
+        """Tell whether its output can still bring something."""
+        return any(key.data for key in self._selector.get_map().values())
+
     def _has_exited(self) -> bool:
         """Tell whether ncu itself is gone; not reaped yet, so that its group's number is ours."""
         status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return status is not None
 
-    def watch(self, seconds: float, interrupt: int) -> str:
+    def watch(self, seconds: float, interrupt: int, to_the_end: bool = False) -> str:
         """Gather the output until ncu is gone; else return what came first.
 
-        A daemon that the kernel left holds the output open, so its end is not waited for. Each
-        report starts the seconds anew.
+        A daemon that the kernel left holds the output open, so its end is not waited for, unless
+        asked for: some ncu are a shell script, which is gone before what it started. Each report
+        starts the seconds anew.
         """
         deadline = time.monotonic() + seconds
-        pause = POLL_SECONDS
+        pause, nap = POLL_SECONDS, 0.001
         self._selector.register(interrupt, READABLE)
         try:
-            while not self._has_exited():
+            while not self._has_exited() or (to_the_end and self._is_open()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return f"no end after {seconds:g} s"
@@ -1611,8 +1620,10 @@ class Child:
                         deadline = time.monotonic() + seconds
                 if len(self.stdout) + len(self.stderr) > OUTPUT_LIMIT:
                     return f"more than {OUTPUT_LIMIT >> 20} MiB of output"
-                # Its output has ended, so ncu has, but for a moment
-                pause = POLL_SECONDS if len(self._selector.get_map()) > 1 else 0.001
+                pause = POLL_SECONDS
+                if not self._is_open():  # when its output has ended, so has ncu, but for a moment
+                    pause = nap
+                    nap = min(2 * nap, 0.05)
             return ""
         finally:
             self._selector.unregister(interrupt)
@@ -1621,7 +1632,7 @@ class Child:
         """Ask the whole group to end, and give it a little time: ncu prints its results then."""
         self._renew = None
         self._signal(signal.SIGTERM)
-        self.watch(grace, interrupt)
+        self.watch(grace, interrupt, to_the_end=True)
 
     def close(self) -> None:
         """Kill what is left of the group, and take what it had printed."""
@@ -1753,9 +1764,9 @@ def drive_batch(arguments: list[str]) -> int:
     """
     pipe, paths = int(arguments[0]), arguments[1:]
     os.set_inheritable(pipe, False)  # what the kernels start must not hold it open
-    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+    if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
-    os.dup2(os.memfd_create("stdout"), 1)  # ncu's stdout holds ncu's text alone
+    capture_stdout()
     driver = Driver(pipe, __import__("torch"))
     try:
         for index, path in enumerate(paths):
@@ -1778,6 +1789,8 @@ class Driver:
     def __init__(self, pipe: int, torch: Any) -> None:
         self.pipe = pipe
         self.torch = torch
+        self.folder = os.getcwd()
+        self.builtins = dict(vars(builtins))
         self.tuned: dict[int, types.ModuleType] = {}
 
     def report(self, event: str, index: int, text: str = "") -> None:
@@ -1830,6 +1843,9 @@ class Driver:
             return False
         finally:
             sys.modules["__main__"] = main
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+            vars(builtins).update(self.builtins)
+            os.chdir(self.folder)
 
     def is_context_lost(self) -> bool:
         """Tell whether CUDA is of no more use to this process."""
@@ -1865,13 +1881,19 @@ class Driver:
                 cuda.profiler.stop()
 
 
+def capture_stdout() -> None:
+    """Keep what is printed from now on in memory: ncu's stdout holds ncu's text alone."""
+    memory = os.memfd_create("stdout")
+    os.dup2(memory, 1)
+    os.close(memory)
+
+
 def take_captured() -> bytes:
-    """Return what the kernel in hand printed to stdout, and forget it."""
+    """Return what the kernel in hand printed; what a child of it prints later is nobody's."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     data = os.pread(1, os.lseek(1, 0, os.SEEK_END), 0)
-    os.ftruncate(1, 0)
-    os.lseek(1, 0, os.SEEK_SET)
+    capture_stdout()
     return data
 
 
@@ -1954,8 +1976,8 @@ class Reporter:
             if sys.stderr:
                 sys.stderr.write(text)
                 sys.stderr.flush()
-        except OSError:
-            discard(sys.stderr)
+        except OSError:  # its reader is gone; or Python tries again when it ends, and exits 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def tell(self, text: str) -> None:
         """Print what --quiet leaves out."""
@@ -1964,6 +1986,13 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")
+
+    def tell_once(self, text: str) -> None:
+        """Print the first of many like lines."""
+        with self._lock:
+            if text not in self._said:
+                self._said.add(text)
+                self.tell(text)
 
     def warn_once(self, text: str, detail: str) -> None:
         """Warn of the first of many; the text is the same for all."""
@@ -1977,7 +2006,8 @@ class Reporter:
         with self._lock:
             if self.terminal and not self.quiet and (text or self._drawn):
                 with contextlib.suppress(OSError):
-                    text = text[: os.get_terminal_size(sys.stderr.fileno()).columns - 1]
+                    columns = os.get_terminal_size(sys.stderr.fileno()).columns
+                    text = text[: columns - 1] if columns else text
                 self._write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
                 self._drawn = len(text)
 
@@ -2021,7 +2051,8 @@ class Progress:
         self.failed += kernel.failure is not None
         total = str(len(self.kernels))
         done = f"[{self.done:{len(total)}}/{total}]"
-        line = f"{done} {seconds:.1f}s {kernel.name} {kernel.path}"
+        named = printable(encode(f"{kernel.name} {kernel.path}"), limit=10_000)
+        line = f"{done} {seconds:.1f}s {named}"
         if kernel.failure:
             self.reporter.say(f"{line} failed: {kernel.failure}")
         elif kernel.profiled and not self.reporter.terminal:
@@ -2168,6 +2199,7 @@ class Profiler:
     ) -> Source | None:
         """Lock a kernel and read its source; None when it is settled, or has to wait."""
         if not locks.enter_context(kernel_lock(kernel.path)):
+            self.progress.reporter.tell_once("another run profiles some of these kernels; waiting")
             self.queue.put_back(kernel, HELD_PAUSE, last=True)
             return None
         if not self.options.force:
@@ -2214,11 +2246,12 @@ class Profiler:
     def profile_plain(self, source: Source, gpu: str | None) -> None:
         """Profile the first launch of one kernel, in a process of its own."""
         run = self.run([source], gpu)
-        text = compose_log(source, "first", run.command, run.stderr, run.stdout)
+        text = compose_log(source, "first", run.command, run.stderr[-STDERR_LIMIT:], run.stdout)
         parsed = parse_log(text)
         if isinstance(parsed, Log) and not run.ended:
             self.store(source, text, parsed, run.seconds)
         else:
+            text = compose_log(source, "first", run.command, run.stderr, run.stdout)
             failure = find_trouble(run) or parsed
             assert isinstance(failure, Failure)
             self.settle_rest(run, [(source, failure, text)])
@@ -2749,7 +2782,9 @@ def augment(options: Options, reporter: Reporter) -> int:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
     stop = Stop()
     with stop.on_signals():
-        destination = find_destination(options.output, options.input)
+        destination = None
+        if not options.dry_run:
+            destination = find_destination(options.output, options.input)
         try:
             if not options.table_only:
                 missing = find_missing(options, progress, stop)
@@ -2777,16 +2812,23 @@ def augment(options: Options, reporter: Reporter) -> int:
     return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
 
 
+def make_streams_usable() -> None:
+    """Undo what a parent can have done to the standard streams and to waiting for children."""
+    for descriptor in range(3):
+        try:
+            # Half of what is written to a stream that does not block can be lost
+            os.set_blocking(descriptor, True)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # or a file of ours takes the place of stderr
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the program, and return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == [DRIVER_OPTION]:
         return drive_batch(arguments[1:])
-    for descriptor in range(3):  # none of our files may take the place of a closed stderr
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
+    make_streams_usable()
     gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
     try:

@@ -1,0 +1,261 @@
+"""Odd tables, odd parents, odd kernels and an odd ncu: each of these once broke something."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from tests.support import PROGRAM, Case, kernel_source, strays, wait_for
+
+LOG = """\
+==PROF== Connected to process 41 (/usr/bin/python3.11)
+==PROF== Profiling "triton_poi_fused_add_0" - 0: 0%....50%....100% - 38 passes
+0.027ms    0.004GB    147.69GB/s
+==PROF== Disconnected from process 41
+[41] python3.11@127.0.0.1
+  triton_poi_fused_add_0 (4, 1, 1)x(128, 1, 1), Context 1, Stream 7, Device 0, CC 9.0
+    Section: GPU Speed Of Light Throughput
+    ----------- ----------- ------------
+    Metric Name Metric Unit Metric Value
+    ----------- ----------- ------------
+    Duration        nsecond         2000
+    ----------- ----------- ------------
+
+    Section: Memory Workload Analysis
+    ----------------- ----------- ---------------
+    Metric Name       Metric Unit    Metric Value
+    ----------------- ----------- ---------------
+    Memory Throughput byte/second 500000000000.00
+    ----------------- ----------- ---------------
+"""
+CELLS = "27.0,2.0,500.0,0.001"
+
+
+class TableTest(Case):
+    def fill(self, table: bytes) -> bytes:
+        """Return the output for a table over two kernels with logs."""
+        for name in ("k1", "k2"):
+            self.write(str(self.tmp / f"{name}.ncu"), LOG)
+        path = self.tmp / "in.csv"
+        path.write_bytes(table)
+        done = self.run_program("-i", path, "-o", "out.csv", "--cached-only", "-q")
+        self.assertIn(done.returncode, (0, 1), done.stderr)
+        return (self.tmp / "out.csv").read_bytes()
+
+    def test_line_ends_in_cells_of_an_augmented_table(self) -> None:
+        table = (
+            b'kernel_name,kernel_path,kernel_category,"x\ny",ncu_duration_us\nn,k1.py,p,"a\nb",7\n'
+        )
+        ours = b",latency_us_under_profiling,ncu_mem_bw_gbps,ncu_mem_accessed_gb"
+        self.assertEqual(
+            self.fill(table),
+            table.split(b"\nn")[0] + ours + b'\nn,k1.py,p,"a\nb",2.0,27.0,500.0,0.001\n',
+        )
+
+    def test_a_nul_in_the_second_line_of_a_cell(self) -> None:
+        table = b'kernel_name,kernel_path,kernel_category,x\nn,k1.py,p,"a\n\0001"\nm,k2.py,p,b\n'
+        rows = self.fill(table).splitlines()
+        self.assertEqual(rows[1:], [b"m,k2.py,p,b," + CELLS.encode()])
+
+    def test_a_stdout_that_does_not_block(self) -> None:
+        """What a pipe has no room for at once must not be lost."""
+        self.write(str(self.tmp / "k1.ncu"), LOG)
+        rows = "".join(f"n{number},k1.py,p\n" for number in range(3000))
+        self.write(str(self.tmp / "in.csv"), "kernel_name,kernel_path,kernel_category\n" + rows)
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        command = [sys.executable, str(PROGRAM), "-i", "in.csv", "-o", "-", "-q", "--cached-only"]
+        with (
+            subprocess.Popen(command, stdout=writer, cwd=self.tmp, env=self.merged(None)) as child,
+            os.fdopen(reader, "rb") as stream,
+        ):
+            os.close(writer)
+            self.assertEqual(len(stream.read().splitlines()), 3001)
+            self.assertEqual(child.wait(), 0)
+
+    def test_output_to_an_open_file_by_its_number(self) -> None:
+        """`-o /dev/fd/1 >>file` keeps what the file holds."""
+        self.write(str(self.tmp / "k1.ncu"), LOG)
+        self.write(str(self.tmp / "in.csv"), "kernel_name,kernel_path,kernel_category\nn,k1.py,p\n")
+        for name in ("/dev/fd/1", "/proc/self/fd/1", "/dev/stdout"):
+            with open(self.tmp / "all.csv", "w+") as stream:
+                stream.write("KEEP\n")
+                stream.flush()
+                command = [sys.executable, str(PROGRAM), "-i", "in.csv", "-o", name, "-q"]
+                environment = self.merged(None)
+                subprocess.run(command, stdout=stream, cwd=self.tmp, env=environment, check=True)
+                stream.seek(0)
+                self.assertEqual(len(stream.read().splitlines()), 3, name)
+
+
+class DirectoryTest(Case):
+    def test_linked_folders_do_not_hide_kernels(self) -> None:
+        """In whatever order a folder is listed."""
+        for place in ("x", "y"):
+            self.kernel(f"triton_poi_fused_{place}", folder=self.tmp / "other" / place)
+        for number in range(6):
+            root = self.tmp / f"r{number}"
+            root.mkdir()
+            (root / f"in{number}").symlink_to(self.tmp / "other" / "x")
+            (root / f"out{number}").symlink_to(self.tmp / "other")
+            done = self.run_program("-i", root, "-o", "-", "--table-only", "-q")
+            names = [line.split(",")[1] for line in done.stdout.splitlines()[1:]]
+            self.assertEqual(sorted(names), ["triton_poi_fused_x", "triton_poi_fused_y"])
+
+
+class ParentTest(Case):
+    def test_children_that_are_not_waited_for(self) -> None:
+        """A parent can have SIGCHLD ignored; the program would then not see its own end."""
+        kernel = self.kernel("triton_poi_fused_add_0")
+        code = (
+            "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+            "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        )
+        arguments = [str(PROGRAM), "-i", str(self.table([kernel])), "-o", "out.csv"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=self.tmp,
+            env=self.merged(None),
+            capture_output=True,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_started_through_a_link(self) -> None:
+        """The program's folder is not the kernels', also where it is the current one."""
+        self.use_torch()
+        folder = self.tmp / "src"
+        folder.mkdir()
+        (folder / PROGRAM.name).write_bytes(PROGRAM.read_bytes())
+        (folder / "torch.py").write_text("raise RuntimeError('shadow')\n")
+        (self.tmp / "link.py").symlink_to(folder / PROGRAM.name)
+        table = self.table([self.kernel("triton_poi_fused_add_0", torch=True)])
+        done = subprocess.run(
+            [sys.executable, self.tmp / "link.py", "-i", table, "-o", "o.csv", "--batch", "2"],
+            cwd=folder,
+            env=self.merged(None),
+            capture_output=True,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class NcuTest(Case):
+    def fake(self, script: str) -> str:
+        """Make a shell script that is run as ncu."""
+        self.write(str(self.tmp / "good.txt"), LOG)
+        path = self.tmp / "fake-ncu"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_progress_bars_without_line_ends(self) -> None:
+        """The search for the benchmark line must not take quadratic time."""
+        bars = "awk 'BEGIN { for (i = 0; i < 200000; i++) printf \"\\r50%%| %d 1.2GB/s\", i }'"
+        ncu = self.fake(f"{bars}; echo; cat {self.tmp}/good.txt")
+        table = self.table([self.kernel("triton_poi_fused_add_0")])
+        done = self.run_program("-i", table, "-o", "o.csv", "--ncu", ncu, timeout=30)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_log_can_be_read_again_however_long_stderr_was(self) -> None:
+        ncu = self.fake(
+            f"yes | head -c 9000000 >&2; cat {self.tmp}/good.txt; echo >>{self.tmp}/ran"
+        )
+        table = self.table([self.kernel("triton_poi_fused_add_0")])
+        for _ in range(2):
+            done = self.run_program("-i", table, "-o", "o.csv", "--ncu", ncu)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((self.tmp / "ran").read_text(), "\n")
+
+    def test_a_kernel_that_speaks_like_ncu_on_stderr(self) -> None:
+        """It fails alone: ncu's own words begin with ==ERROR==, or come before anything starts."""
+        loud = self.kernel(
+            "triton_poi_fused_add_0",
+            main="import sys; sys.exit('Failed to create temporary file /scratch/x')",
+        )
+        good = self.kernel("triton_poi_fused_add_1")
+        done = self.run_program("-i", self.table([loud, good]), "-o", "o.csv")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assert_figures(self.rows(self.tmp / "o.csv")[1], good)
+
+    def test_a_wrapper_that_is_gone_before_ncu(self) -> None:
+        """Some ncu are a shell script that does not exec; TERM ends it at once, ncu prints on."""
+        self.write(
+            str(self.tmp / "slow"),
+            f"#!/bin/sh\ntrap 'cat {self.tmp}/good.txt; exit 0' TERM\ntouch {self.tmp}/up\n"
+            "while :; do sleep 0.05; done\n",
+        )
+        (self.tmp / "slow").chmod(0o755)
+        ncu = self.fake(f'trap "exit 0" TERM\n{self.tmp}/slow & wait')
+        kernel = self.kernel("triton_poi_fused_add_0")
+        child = self.start_program(
+            "-i", self.table([kernel]), "-o", "o.csv", "--ncu", ncu, "--timeout", "0"
+        )
+        wait_for((self.tmp / "up").exists)
+        begin = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=20)
+        self.assertEqual(child.returncode, 143)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(self.survivors(), [])
+        self.assertEqual(strays(self.cache), [])
+
+
+class BatchTest(Case):
+    def test_a_kernel_that_replaces_stdout(self) -> None:
+        self.use_torch()
+        rude = "import builtins, io, os, sys; sys.stdout = io.StringIO(); os.chdir('/')"
+        kernels = [
+            self.kernel(
+                f"triton_poi_fused_add_{number}",
+                torch=True,
+                main=f"{rude}; builtins.print = None" if number == 0 else "",
+                line="pass" if number == 0 else None,
+            )
+            for number in range(3)
+        ]
+        done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "3")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        rows = self.rows(self.tmp / "o.csv")
+        for row, kernel in zip(rows[1:], kernels[1:]):
+            self.assert_figures(row, kernel)
+
+    def test_what_a_child_of_a_kernel_prints_later(self) -> None:
+        """It is not the next kernel's benchmark."""
+        self.use_torch()
+        flag = self.tmp / "flag"
+        late = (
+            "import subprocess; subprocess.Popen(['sh', '-c', 'while [ ! -e "
+            f"{flag} ]; do sleep 0.01; done; echo 9.999ms 1.000GB 1.00GB/s; touch {flag}2'])"
+        )
+        wait = (
+            f"import os, time; open({str(flag)!r}, 'w').close(); "
+            f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(flag) + '2'!r}), True)]"
+        )
+        kernels = [
+            self.kernel("triton_poi_fused_add_0", torch=True, main=late),
+            self.kernel("triton_poi_fused_add_1", torch=True, main=wait),
+        ]
+        done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "2")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.rows(self.tmp / "o.csv")[1]["latency_us_under_profiling"], "27.0")
+
+
+class SayingTest(Case):
+    def test_a_path_with_a_line_end_makes_one_line(self) -> None:
+        folder = self.cache / "a\nb"
+        folder.mkdir(parents=True)
+        path = Path(folder / "k.py")
+        path.write_text(kernel_source("triton_poi_fused_add_0", main="raise ValueError"))
+        done = self.run_program("-i", self.table([path]), "-o", "o.csv", "-q")
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
