@@ -26,7 +26,6 @@ import functools
 import gc
 import io
 import itertools
-import math
 import os
 import re
 import signal
@@ -37,7 +36,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter, length_hint
+from operator import itemgetter, length_hint, mul
 
 # Modules that only profiling needs (subprocess, hashlib and their like) are imported where they
 # are used, and typing by type checkers alone: filling a table from the cache starts faster.
@@ -200,6 +199,7 @@ KERNEL_TROUBLES = (
 ASK_SECONDS = 120.0  # for what --python and nvidia-smi answer
 GRACE_SECONDS = 2.0  # between TERM and KILL
 BATCH_GRACE_SECONDS = 10.0  # ncu prints the results of a batch when it ends
+FOR_EVER = float("inf")
 POLL_SECONDS = 0.25
 READABLE = 1  # selectors.EVENT_READ
 # How a run ended that was not the kernel's fault
@@ -228,7 +228,7 @@ class UsageError(Exception):
 # ---------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class LogLine:
     """One row: torch's sixteen cells as text, exactly as read, further cells, four figures.
 
@@ -388,7 +388,7 @@ def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, bytes]) -> float
     if number is None or unit not in units:
         return None
     value = float(number + units[unit])
-    return value if value < math.inf else None
+    return value if value < FOR_EVER else None
 
 
 LINE_LIMIT = 1000
@@ -405,11 +405,12 @@ def find_benchmark_line(text: bytes) -> tuple[bytes, bytes] | None:
         # Bounded, for a progress bar can print a long line with many of them
         begin = text.rfind(b"\n", max(at - LINE_LIMIT, 0), at) + 1
         end = text.find(b"\n", at, at + LINE_LIMIT)
-        if (begin or at < LINE_LIMIT) and (end >= 0 or len(text) < at + LINE_LIMIT):
-            line = text[begin : end if end >= 0 else len(text)]
-            match = BENCHMARK_LINE.fullmatch(line)
+        if end < 0:
+            end = min(len(text), at + LINE_LIMIT)
+        if begin or at < LINE_LIMIT:
+            match = BENCHMARK_LINE.fullmatch(text, begin, end)
             if match:
-                return line[match.start(1) :].rstrip(), match[1]
+                return text[match.start(1) : end].rstrip(), match[1]
         at = text.find(b"GB/s", at + 4)
     return None
 
@@ -435,7 +436,11 @@ def find_results(text: bytes) -> list[Result]:
     ncu prints them when the application is gone; what an application prints that looks like
     them comes before.
     """
-    page = max(text.rfind(b"==PROF=="), 0)
+    page = text.find(b", Context ")
+    # A whole scan back for the mark costs as much as all the rest; a page rarely has a `=` at all
+    if page >= 0 and text.find(b"=", page) >= 0:
+        page = text.rfind(b"==PROF==")
+    page = max(text.rfind(b"\n", 0, page), 0)
     last = text.find(b"\n", text.rfind(b", Context ")) + 1  # rfind is the faster scan
     results: list[Result] = []
     for line in KERNEL_LINE.finditer(text, page, last):
@@ -526,8 +531,8 @@ def parse_log(text: bytes) -> Log | Failure:
     if isinstance(values, Failure):
         return values
     benchmark = find_benchmark_line(text)
-    latency = float(benchmark[1] + b"e3") if benchmark else math.inf
-    if latency == math.inf:
+    latency = float(benchmark[1] + b"e3") if benchmark else FOR_EVER
+    if latency == FOR_EVER:
         return Failure("no benchmark line")
     duration, bandwidth = values
     measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
@@ -619,9 +624,11 @@ class Layout:
     def parse(self, cells: list[str]) -> LogLine:
         """Make a row of its cells, one for each column."""
         cells = [*cells, ""]
-        further = tuple([cells[at] for at in self._further])
-        figures = [parse_float(cells[at]) for at in self._figures] if self.marked else ()
-        values: list[Any] = [*self._own(cells), further, *figures]
+        values: Any = self._own(cells)
+        if self._further or self.marked:
+            further = tuple([cells[at] for at in self._further])
+            figures = [parse_float(cells[at]) for at in self._figures] if self.marked else ()
+            values = (*values, further, *figures)
         return LogLine(*values)
 
     def keep(self, text: str, cells: list[str]) -> str:
@@ -686,6 +693,7 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]
     a quote that takes in the good lines behind it, so it is torn in its first line only.
     """
     at = width = 0
+    has_nul = any("\0" in line for line in lines)
     while at < len(lines):
         begin = at
         reader = csv.reader(map(lines.__getitem__, range(at, len(lines))), strict=True)
@@ -693,7 +701,9 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]
             for cells in reader:
                 end = begin + reader.line_num
                 width = width or len(cells)
-                if cells and (len(cells) != width or any("\0" in x for x in lines[at:end])):
+                if cells and len(cells) != width:
+                    break
+                if has_nul and any("\0" in line for line in lines[at:end]):
                     break
                 if cells:
                     yield at, end, cells
@@ -969,7 +979,8 @@ def rnumel_cell(function: str, literals: dict[str, str]) -> str:
     names = ("r0_numel", "r1_numel") if "r1_numel" in function else ("r0_numel",)
     if not all(name in literals for name in names):
         return ""
-    return str(math.prod(int(literals[name]) for name in names))
+    sizes = [int(literals[name]) for name in names]
+    return str(functools.reduce(mul, sizes))
 
 
 def is_exponent_misread(cell: str, source: bytes) -> bool:
@@ -1131,13 +1142,14 @@ def temporary_beside(path: str) -> str:
     return os.path.join(os.path.dirname(path), name)
 
 
+# A FIFO of that name must not stop us: without O_NONBLOCK its opening would wait for a writer.
+READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 READ_SIZE = 1 << 16  # most logs and kernels come at once
 
 
 def read_bytes(path: str) -> bytes:
     """Return a file's bytes; raises OSError also when it is absurdly large."""
-    # A FIFO of that name must not stop us: O_NONBLOCK reads it as empty.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, READ_FLAGS)
     try:
         data = os.read(descriptor, READ_SIZE)
         if len(data) < READ_SIZE:
@@ -1259,11 +1271,12 @@ def make_absolute(path: str) -> str:
 
     `..` is not cut out of a path: what is before it can be a link.
     """
+    if path.startswith("/") and "/." not in path and "//" not in path:
+        return path
     if ".." in path.split("/"):
         folder, name = os.path.split(path)
         return os.path.join(os.path.realpath(folder), name)
-    absolute = os.path.abspath(path)
-    return path if path == absolute else absolute  # one string less in memory
+    return os.path.abspath(path)
 
 
 UUIDS = ("GPU-", "MIG-")
@@ -1340,22 +1353,30 @@ def look_up(kernel: Kernel) -> None:
     kernel.log = valid
 
 
-def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[Kernel], None]) -> None:
-    """Look every kernel up; by several threads at a time where opening a file is slow."""
+def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[int], None]) -> None:
+    """Look every kernel up; by several threads at a time where opening a file is slow.
+
+    `tick` is told now and then of how many kernels more were found.
+    """
     rest = iter(kernels)  # shared: taking the next is atomic
 
     def read(patience: float) -> None:
         begin = time.perf_counter()
+        found = 0
         for count, kernel in enumerate(rest, 1):
             look_up(kernel)
-            tick(kernel)
-            slow = count >= 8 and time.perf_counter() - begin > patience * count
-            if slow or stop.requested:
-                return
+            found += kernel.log is not None
+            if count & 7:
+                continue
+            tick(found)
+            found = 0
+            if stop.requested or time.perf_counter() - begin > patience * count:
+                break
+        tick(found)
 
     read(SLOW_OPEN)
     if length_hint(rest) and not stop.requested:
-        readers = [threading.Thread(target=read, args=(math.inf,)) for _ in range(READERS)]
+        readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -1676,7 +1697,7 @@ def run_child(
     except OSError as error:
         return Run(shown, b"", b"", 0.0, f"{CANNOT_START}: {error.strerror}", 127)
     try:
-        ended = child.watch(timeout or math.inf, stop.soft)
+        ended = child.watch(timeout or FOR_EVER, stop.soft)
         if ended:
             child.terminate(grace, stop.hard)
     finally:
@@ -2025,7 +2046,7 @@ class Progress:
         self.kernels = kernels
         self.reporter = reporter
         self.cached = self.profiled = self.failed = 0
-        self.begin = math.inf  # of profiling, by time.monotonic()
+        self.begin = FOR_EVER  # of profiling, by time.monotonic()
 
     @property
     def done(self) -> int:
@@ -2110,7 +2131,7 @@ class Queue:
         kernels: list[Kernel] = []
         passed: list[Kernel] = []
         now = time.monotonic()
-        size = min(self._size, math.ceil(len(queue) / self._workers))
+        size = min(self._size, -(-len(queue) // self._workers))
         while queue and len(kernels) < size:
             kernel = queue.popleft()
             single = kernel.alone or kernel.plain
@@ -2404,6 +2425,8 @@ def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: P
 
     Raises UsageError for a failure that every kernel would share.
     """
+    if not missing:
+        return
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     missing.sort(key=lambda kernel: kernel.failed_before)
@@ -2501,7 +2524,7 @@ def parse_timeout(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds < FOR_EVER:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return seconds
 
@@ -2640,18 +2663,20 @@ def load_table(options: Options, reporter: Reporter) -> Table:
 
 
 def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
-    """Look every kernel up in the cache; with --force only the table's figure is checked."""
+    """Look every kernel up in the cache, unless --force says not to."""
 
     lock = threading.Lock()
 
-    def found(kernel: Kernel) -> None:
-        if force:
-            kernel.log = None
+    def found(count: int) -> None:
         with lock:
-            progress.cached += kernel.log is not None
+            progress.cached += count
         progress.tick()
 
     look_up_all(progress.kernels, stop, found)
+    if force:
+        progress.cached = 0
+        for kernel in progress.kernels:
+            kernel.log = None
 
 
 def plan_commands(sources: list[Source], options: Options) -> Iterator[str]:
