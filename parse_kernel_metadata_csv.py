@@ -214,6 +214,7 @@ ERROR_TEXT_LIMIT = 20_000
 LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
 LISTED_WARNINGS = 10
 SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
+WARM_UP = 8  # look-ups before the speed is judged
 READERS = 32  # threads that read ahead there
 
 NO_HARNESS = "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none"
@@ -1370,7 +1371,10 @@ def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[int], None]) 
                 continue
             tick(found)
             found = 0
-            if stop.requested or time.perf_counter() - begin > patience * count:
+            if count == WARM_UP:  # imports and patterns to compile are behind us
+                begin = time.perf_counter()
+            slow = time.perf_counter() - begin > patience * (count - WARM_UP)
+            if stop.requested or (slow and count > WARM_UP):
                 break
         tick(found)
 

@@ -29,8 +29,8 @@ BENCHMARK = "import time\ntime.sleep(0.002)"
 def main() -> int:
     """Compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--kernels", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3, help="of each (default 3)")
+    parser.add_argument("--kernels", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=1, help="of each (default 1)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="benchmark-batch-") as folder:
         table = write_kernels(Path(folder), options.kernels, torch=True, main=BENCHMARK)
