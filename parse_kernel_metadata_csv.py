@@ -901,7 +901,7 @@ def make_row(kernel: str, name_path_category: tuple[str, str, str]) -> dict[str,
     """The row of a whole kernel; None where torch would not find what every such kernel has."""
     name, path, category = name_path_category
     function = kernel[kernel.index(DEF) + 1 :]
-    lines = _function_lines(function)
+    lines = function_lines(function)
     size_hints = SIZE_HINTS.search(kernel)
     hint = REDUCTION_HINT.search(kernel) if category in WITH_REDUCTION_HINT else None
     num_gb = NUM_GB.search(kernel)
@@ -924,7 +924,7 @@ def make_row(kernel: str, name_path_category: tuple[str, str, str]) -> dict[str,
     }
 
 
-def _function_lines(function: str) -> list[str]:
+def function_lines(function: str) -> list[str]:
     """A function's lines as inspect.getsource has them, in which torch counts; none if torn."""
     lines = function.splitlines()
     while NOT_OF_BODY.match(lines[-1]):
@@ -1278,6 +1278,19 @@ def make_absolute(path: str) -> str:
         folder, name = os.path.split(path)
         return os.path.join(os.path.realpath(folder), name)
     return os.path.abspath(path)
+
+
+def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
+    """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
+    unique = list(dict.fromkeys(table.row_kernels))
+    if not shard:
+        return unique
+    chosen = unique[shard[0] - 1 :: shard[1]]
+    mine = set(chosen)
+    kept = [pair for pair in zip(table.rows, table.row_kernels) if pair[1] in mine]
+    table.rows = [row for row, _ in kept]
+    table.row_kernels = [kernel for _, kernel in kept]
+    return chosen
 
 
 UUIDS = ("GPU-", "MIG-")
@@ -2095,6 +2108,59 @@ def show_time(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
+    """Say once what a reader of the figures must know."""
+    logs = [kernel.log for kernel in kernels if kernel.log]
+    without = sum(not log.bandwidth for log in logs)
+    if without:
+        reporter.warn(f"{without} kernels have no bandwidth: their GPU has no DRAM counters")
+    chips = Counter(log.compute_capability for log in logs if log.compute_capability)
+    if len(chips) > 1:
+        counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
+        reporter.warn(f"the logs come from different GPU generations: {counts}")
+    misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
+    if misread:
+        reporter.warn(
+            f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
+            "small figures (5.6e-06 is read as 5.6)"
+        )
+    unknown = sum(not kernel.log and not kernel.failure for kernel in kernels)
+    if unknown:
+        reporter.warn(f"{unknown} of {len(kernels)} kernels have no log")
+    lost = sum(kernel.had_figures for kernel in kernels if not kernel.log)
+    if lost:
+        reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
+
+
+def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
+    """Return the summary."""
+    failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
+    tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
+    first = sum(bool(kernel.log and not kernel.log.tuned) for kernel in progress.kernels)
+    missing = len(progress.kernels) - progress.done
+    lines = [
+        ("rows", len(table.rows), ""),
+        (
+            "left out",
+            table.foreach + len(table.torn),
+            f"{table.foreach} foreach, {len(table.torn)} torn",
+        ),
+        ("kernels", len(progress.kernels), ""),
+        ("cached", progress.cached, ""),
+        ("profiled", progress.profiled, ""),
+        ("failed", progress.failed, ", ".join(f"{n} {kind}" for kind, n in failures.most_common())),
+        ("no log", missing, ""),
+    ]
+    text = [
+        f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
+    ]
+    if tuned or batch:
+        text.append(
+            f"launch   {tuned:>8}  tuned, {first} first launches (--force profiles them again)"
+        )
+    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
+
+
 # ---------------------------------------------------------------------------------------------
 # Profiling
 # ---------------------------------------------------------------------------------------------
@@ -2276,10 +2342,9 @@ class Profiler:
         if isinstance(parsed, Log) and not run.ended:
             self.store(source, text, parsed, run.seconds)
         else:
-            text = compose_log(source, "first", run.command, run.stderr, run.stdout)
             failure = find_trouble(run) or parsed
             assert isinstance(failure, Failure)
-            self.settle_rest(run, [(source, failure, text)])
+            self.settle_rest(run, "first", [(source, failure, "")])
 
     def profile_batch(self, sources: list[Source], gpu: str | None) -> None:
         """Profile the tuned launch of many kernels, in one process."""
@@ -2288,7 +2353,7 @@ class Profiler:
         results: dict[bytes, list[Result]] = {}
         for result in find_results(run.stdout):
             results.setdefault(result.name.partition(b"/")[0], []).append(result)
-        rest: list[tuple[Source, Failure | str, bytes]] = []
+        rest: list[tuple[Source, Failure | str, str]] = []
         environment = environment_for(gpu)
         for index, source in enumerate(sources):
             mine = results.get(b"%s%d" % (LABEL.encode(), index), [])
@@ -2301,14 +2366,16 @@ class Profiler:
                 if isinstance(outcome, Log):
                     self.store(source, text, outcome, run.seconds / len(sources))
                     continue
-            words = reports.errors.get(index) or reports.lost
-            text = run.stdout + encode(words)
-            text = compose_log(source, "tuned", run.command, run.stderr, text)
-            rest.append((source, outcome, text))
-        self.settle_rest(run, rest)
+            rest.append((source, outcome, reports.errors.get(index) or reports.lost))
+        self.settle_rest(run, "tuned", rest)
 
-    def settle_rest(self, run: Run, rest: list[tuple[Source, Failure | str, bytes]]) -> None:
-        """Settle or put back what a run brought no log of. What we stopped is left as it is."""
+    def settle_rest(
+        self, run: Run, launch: str, rest: list[tuple[Source, Failure | str, str]]
+    ) -> None:
+        """Settle or put back what a run brought no log of, with what the driver said of each.
+
+        What we stopped is left as it is.
+        """
         if not rest or run.ended == STOPPED:
             return
         passing = re.search(PASSING_TEXT, run.said)
@@ -2319,8 +2386,10 @@ class Profiler:
         elif fatal:
             self.settle(rest[0][0].kernel, fatal)
             return
-        for source, outcome, text in rest:
+        for source, outcome, words in rest:
             kernel = source.kernel
+            text = run.stdout + encode(words)
+            text = compose_log(source, launch, run.command, run.stderr, text)
             if refused:
                 self.queue.put_back(kernel)
             elif passing and kernel.pauses < len(PASSING_PAUSES):
@@ -2413,6 +2482,75 @@ def environment_for(gpu: str | None) -> dict[str, str]:
     """Return what ncu's environment adds to ours: digits without separators, a worker's GPU."""
     own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     return {"LC_ALL": "C.UTF-8", **own}
+
+
+def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
+    """Look every kernel up in the cache, unless --force says not to."""
+
+    lock = threading.Lock()
+
+    def found(count: int) -> None:
+        with lock:
+            progress.cached += count
+        progress.tick()
+
+    look_up_all(progress.kernels, stop, found)
+    if force:
+        progress.cached = 0
+        for kernel in progress.kernels:
+            kernel.log = None
+
+
+def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
+    """Look every kernel up, and return those to profile; what that takes is found too."""
+    options.workers = [None]
+    if options.gpus is not None and not options.cached_only:
+        options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
+    find_logs(progress, options.force, stop)
+    if options.cached_only or stop.requested:
+        return []
+    missing = [kernel for kernel in progress.kernels if not kernel.log]
+    if len(missing) >= TRIAL_KERNELS and missing == progress.kernels:
+        if not any(os.path.exists(kernel.path) for kernel in missing):
+            raise UsageError(
+                f"none of the {len(missing)} kernel files exists (the first is {missing[0].path}); "
+                "was the cache moved? Its directory can be the input: -i DIRECTORY"
+            )
+    if any(isinstance(inspect_source(kernel), Source) for kernel in missing):
+        options.ncu = find_ncu(options, os.environ)
+        options.python = find_python(options.python, stop)
+    return missing
+
+
+def plan_commands(sources: list[Source], options: Options) -> Iterator[str]:
+    """Yield the commands that would run, dealt out among the GPUs."""
+    groups: dict[tuple[bool, bool], list[Source]] = {}
+    for source in sources:
+        batched = bool(options.batch) and source.batchable
+        groups.setdefault((batched, source.other_device), []).append(source)
+    gpus = itertools.cycle(options.workers)
+    for (batched, other_device), group in groups.items():
+        size = options.batch if batched else 1
+        for at in range(0, len(group), size):
+            gpu = next(gpus)
+            reports = STDERR if batched else None
+            command = ncu_command(options, group[at : at + size], reports)
+            yield show_command(command, environment_for(None if other_device else gpu))
+
+
+def print_commands(missing: list[Kernel], options: Options, progress: Progress) -> int:
+    """Print the commands to stdout, however odd their paths; return the status."""
+    inspected = [inspect_source(kernel) for kernel in missing]
+    sources = [source for source in inspected if isinstance(source, Source)]
+    commands = [os.fsencode(command) + b"\n" for command in plan_commands(sources, options)]
+    write_output("-", None, lambda stream: stream.writelines(commands))
+    cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
+    reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
+    progress.reporter.tell(
+        f"{len(commands)} commands would run for {len(sources)} kernels; "
+        f"{progress.cached} are cached{reasons}"
+    )
+    return 0
 
 
 def raise_descriptor_limit() -> None:
@@ -2535,6 +2673,8 @@ def parse_timeout(text: str) -> float:
 
 def make_parser() -> Parser:
     """Return the parser, whose --help is the manual."""
+    # Looking for translations of its few words on disk takes argparse longer than all the rest
+    argparse._ = str  # type: ignore[attr-defined]
     parser = Parser(
         prog="parse_kernel_metadata_csv.py",
         description=__doc__,
@@ -2664,141 +2804,6 @@ def load_table(options: Options, reporter: Reporter) -> Table:
     if table.torn and not table.rows:
         raise UsageError(f"{options.input} has no usable row")
     return table
-
-
-def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
-    """Look every kernel up in the cache, unless --force says not to."""
-
-    lock = threading.Lock()
-
-    def found(count: int) -> None:
-        with lock:
-            progress.cached += count
-        progress.tick()
-
-    look_up_all(progress.kernels, stop, found)
-    if force:
-        progress.cached = 0
-        for kernel in progress.kernels:
-            kernel.log = None
-
-
-def plan_commands(sources: list[Source], options: Options) -> Iterator[str]:
-    """Yield the commands that would run, dealt out among the GPUs."""
-    groups: dict[tuple[bool, bool], list[Source]] = {}
-    for source in sources:
-        batched = bool(options.batch) and source.batchable
-        groups.setdefault((batched, source.other_device), []).append(source)
-    gpus = itertools.cycle(options.workers)
-    for (batched, other_device), group in groups.items():
-        size = options.batch if batched else 1
-        for at in range(0, len(group), size):
-            gpu = next(gpus)
-            reports = STDERR if batched else None
-            command = ncu_command(options, group[at : at + size], reports)
-            yield show_command(command, environment_for(None if other_device else gpu))
-
-
-def print_commands(missing: list[Kernel], options: Options, progress: Progress) -> int:
-    """Print the commands to stdout, however odd their paths; return the status."""
-    inspected = [inspect_source(kernel) for kernel in missing]
-    sources = [source for source in inspected if isinstance(source, Source)]
-    commands = [os.fsencode(command) + b"\n" for command in plan_commands(sources, options)]
-    write_output("-", None, lambda stream: stream.writelines(commands))
-    cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
-    reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
-    progress.reporter.tell(
-        f"{len(commands)} commands would run for {len(sources)} kernels; "
-        f"{progress.cached} are cached{reasons}"
-    )
-    return 0
-
-
-def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
-    """Say once what a reader of the figures must know."""
-    logs = [kernel.log for kernel in kernels if kernel.log]
-    without = sum(not log.bandwidth for log in logs)
-    if without:
-        reporter.warn(f"{without} kernels have no bandwidth: their GPU has no DRAM counters")
-    chips = Counter(log.compute_capability for log in logs if log.compute_capability)
-    if len(chips) > 1:
-        counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
-        reporter.warn(f"the logs come from different GPU generations: {counts}")
-    misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
-    if misread:
-        reporter.warn(
-            f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
-            "small figures (5.6e-06 is read as 5.6)"
-        )
-    unknown = sum(not kernel.log and not kernel.failure for kernel in kernels)
-    if unknown:
-        reporter.warn(f"{unknown} of {len(kernels)} kernels have no log")
-    lost = sum(kernel.had_figures for kernel in kernels if not kernel.log)
-    if lost:
-        reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
-
-
-def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
-    """Return the summary."""
-    failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
-    tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
-    first = sum(bool(kernel.log and not kernel.log.tuned) for kernel in progress.kernels)
-    missing = len(progress.kernels) - progress.done
-    lines = [
-        ("rows", len(table.rows), ""),
-        (
-            "left out",
-            table.foreach + len(table.torn),
-            f"{table.foreach} foreach, {len(table.torn)} torn",
-        ),
-        ("kernels", len(progress.kernels), ""),
-        ("cached", progress.cached, ""),
-        ("profiled", progress.profiled, ""),
-        ("failed", progress.failed, ", ".join(f"{n} {kind}" for kind, n in failures.most_common())),
-        ("no log", missing, ""),
-    ]
-    text = [
-        f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
-    ]
-    if tuned or batch:
-        text.append(
-            f"launch   {tuned:>8}  tuned, {first} first launches (--force profiles them again)"
-        )
-    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
-
-
-def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
-    """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
-    unique = list(dict.fromkeys(table.row_kernels))
-    if not shard:
-        return unique
-    chosen = unique[shard[0] - 1 :: shard[1]]
-    mine = set(chosen)
-    kept = [pair for pair in zip(table.rows, table.row_kernels) if pair[1] in mine]
-    table.rows = [row for row, _ in kept]
-    table.row_kernels = [kernel for _, kernel in kept]
-    return chosen
-
-
-def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
-    """Look every kernel up, and return those to profile; what that takes is found too."""
-    options.workers = [None]
-    if options.gpus is not None and not options.cached_only:
-        options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
-    find_logs(progress, options.force, stop)
-    if options.cached_only or stop.requested:
-        return []
-    missing = [kernel for kernel in progress.kernels if not kernel.log]
-    if len(missing) >= TRIAL_KERNELS and missing == progress.kernels:
-        if not any(os.path.exists(kernel.path) for kernel in missing):
-            raise UsageError(
-                f"none of the {len(missing)} kernel files exists (the first is {missing[0].path}); "
-                "was the cache moved? Its directory can be the input: -i DIRECTORY"
-            )
-    if any(isinstance(inspect_source(kernel), Source) for kernel in missing):
-        options.ncu = find_ncu(options, os.environ)
-        options.python = find_python(options.python, stop)
-    return missing
 
 
 def augment(options: Options, reporter: Reporter) -> int:
