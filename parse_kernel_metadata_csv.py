@@ -1906,8 +1906,9 @@ class Driver:
         """Launch the kernel once with the profiler on, under an NVTX label."""
         cuda = self.torch.cuda
         args = module.__dict__["get_args"]()
-        devices = [arg.device for arg in args if getattr(arg, "is_cuda", False)]
-        with cuda.device(devices[0] if devices else None):
+        devices = [arg.device for arg in args if hasattr(arg, "device")]
+        gpus = [device for device in devices if not str(device).startswith("cpu")]
+        with cuda.device(gpus[0]) if gpus else contextlib.nullcontext():
             cuda.synchronize()
             cuda.profiler.start()
             cuda.nvtx.range_push(label)

@@ -69,9 +69,9 @@ class LogCase(support.Case):
     def assert_cells(self, expected: Mapping[str, hand.Example]) -> None:
         """Each log gives what it must."""
         found = self.cells_of({name: example.log for name, example in expected.items()})
-        for name, example in expected.items():
-            with self.subTest(name):
-                self.assertEqual(found[name], example.cells or BLANK)
+        right = {name: example.cells or BLANK for name, example in expected.items()}
+        wrong = {name: (found[name], right[name]) for name in right if found[name] != right[name]}
+        self.assertEqual(wrong, {}, "found, right")
 
 
 class FormTest(LogCase):
