@@ -2271,8 +2271,7 @@ class Profiler:
             try:
                 self.profile(kernels, None if self.queue.exclusive else gpu)
             except Exception as error:
-                self.fatal = Failure("internal error", repr(error), "please report it")
-                self.stop.request()
+                self.end(Failure("internal error", repr(error), "please report it"))
             finally:
                 self.queue.finish()
 
@@ -2385,7 +2384,7 @@ class Profiler:
         if refused:
             self.bandwidth = False
         elif fatal:
-            self.settle(rest[0][0].kernel, fatal)
+            self.end(fatal)
             return
         for source, outcome, words in rest:
             kernel = source.kernel
@@ -2446,24 +2445,21 @@ class Profiler:
             else:
                 kernel.failure = outcome
                 self._trial_failures += kernel in self._on_trial
-                self.fatal = self.fatal or find_end(outcome, self._trial_failures)
             self.progress.settle(kernel, seconds)
-        if self.fatal:
-            self.stop.request()
+        if self._trial_failures == TRIAL_KERNELS:
+            kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
+            self.end(Failure(kind, str(outcome), SET_UP_REMEDY))
+
+    def end(self, failure: Failure) -> None:
+        """End the run for a failure that every kernel would share."""
+        self.fatal = self.fatal or failure
+        self.stop.request()
 
 
-def find_end(failure: Failure, trial_failures: int) -> Failure | None:
-    """Return the failure that ends the run, if this is one."""
-    if failure.remedy:
-        return failure
-    if trial_failures < TRIAL_KERNELS:
-        return None
-    return Failure(
-        f"the first {TRIAL_KERNELS} kernels all failed, the last of them",
-        str(failure),
-        "this looks like the set-up: does --python name an interpreter that has torch? "
-        "Run one of the kernels by hand with it",
-    )
+SET_UP_REMEDY = (
+    "this looks like the set-up: does --python name an interpreter that has torch? "
+    "Run one of the kernels by hand with it"
+)
 
 
 def ncu_command(

@@ -38,7 +38,7 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 class SharedSuite(unittest.TestSuite):
-    """Runs its test classes in as many processes as there are processors."""
+    """Runs its test classes in a few processes more than there are processors."""
 
     def run(self, result: unittest.TestResult, debug: bool = False) -> unittest.TestResult:
         """Fork, hand out classes one by one, and tell the result what became of each test."""
@@ -49,7 +49,7 @@ class SharedSuite(unittest.TestSuite):
         tasks_out, tasks_in = os.pipe()
         os.write(tasks_in, bytes(range(len(classes))))
         os.close(tasks_in)
-        count = os.cpu_count() or 1
+        count = 2 + (os.cpu_count() or 1)  # some wait for seconds
         answers = [fork_worker(tasks_out, list(classes.values())) for _ in range(count)]
         os.close(tasks_out)
         for answer in answers:
