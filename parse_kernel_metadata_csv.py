@@ -998,57 +998,49 @@ def is_exponent_misread(cell: str, source: bytes) -> bool:
         return False
 
 
-def find_kernel_files(root: str, warn: Callable[[str], None]) -> Iterator[str]:
+def find_kernel_files(root: str, warn: Callable[[str], None]) -> list[str]:
     """The regular files named *.py under a folder, in the order of their paths.
 
-    Each folder is entered once, by whatever link; one that cannot be read is passed over.
+    Linked folders are followed, those nearest to the file system's root first, unless they lead
+    in or around what is read anyway.
     """
-    entered: set[tuple[int, int]] = set()
-    waiting = [os.path.join(root, "")]
+    files: list[str] = []
+    entered: list[str] = []
+    links = [root]
+    while links:
+        link = min(links, key=lambda path: (os.path.realpath(path).count(os.sep), path))
+        links.remove(link)
+        target = os.path.join(os.path.realpath(link), "")
+        if any(target.startswith(other) or other.startswith(target) for other in entered):
+            warn(f"{link}: passed over, it links to {target}, in or around what is read anyway")
+        else:
+            entered.append(target)
+            list_files(link, files, links, warn)
+    return sorted(files)
+
+
+def list_files(
+    folder: str, files: list[str], links: list[str], warn: Callable[[str], None]
+) -> None:
+    """Collect the Python files under a folder, and the links to other folders."""
+    waiting = [folder]
     while waiting:
         path = waiting.pop()
-        if not path.endswith(os.sep):
-            yield path
-            continue
         try:
-            status = os.stat(path)
-            if (status.st_dev, status.st_ino) in entered:
-                warn(f"{path}: passed over, it was read by another name")
-                continue
-            entered.add((status.st_dev, status.st_ino))
-            waiting.extend(list_folder(path, root, warn))
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.is_symlink() and os.path.isdir(entry.path):
+                        links.append(entry.path)
+                    elif entry.name.endswith(".py"):
+                        # Not entry.is_file(), which raises for a link that leads round to itself
+                        if entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):
+                            files.append(entry.path)
+                        elif entry.is_symlink():
+                            warn(f"{entry.path}: passed over, a link that leads to no file")
         except OSError as error:
             warn(f"{path}: passed over, {error.strerror}")
-
-
-def list_folder(folder: str, root: str, warn: Callable[[str], None]) -> list[str]:
-    """Paths of a folder's Python files, and of its folders with a separator, last first."""
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                found.extend(follow_link(entry.path, root, warn))
-            elif entry.is_dir():
-                found.append(entry.path + os.sep)
-            elif entry.name.endswith(".py") and entry.is_file():
-                found.append(entry.path)
-    # Folders sort with their separator, as their files' paths do ("a-b.py" before "a/c.py").
-    found.sort(reverse=True)
-    return found
-
-
-def follow_link(path: str, root: str, warn: Callable[[str], None]) -> list[str]:
-    """The path of what a link leads to, if it is to be read."""
-    if os.path.isdir(path):
-        target = os.path.join(os.path.realpath(path), "")
-        if not os.path.join(os.path.realpath(root), "").startswith(target):
-            return [path + os.sep]
-        warn(f"{path}: passed over, it links to {target}, around all that is read")
-    elif path.endswith(".py"):
-        if os.path.isfile(path):
-            return [path]
-        warn(f"{path}: passed over, a link that leads to no file")
-    return []
 
 
 def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
@@ -1057,14 +1049,15 @@ def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     table = Table(layout)
     counts = dict.fromkeys(NoRow, 0)
     warnings: list[str] = []
-    for read, path in enumerate(find_kernel_files(os.path.abspath(root), warnings.append), 1):
+    for path in find_kernel_files(os.path.abspath(root), warnings.append):
         row = read_kernel_file(path, warnings.append)
         if isinstance(row, NoRow):
             counts[row] += 1
         else:
-            cells = [*{**row, "model_name": model_name}.values()]
+            row["model_name"] = model_name
+            cells = [*row.values()]
             table.add(layout.parse(cells), join_cells(cells), "")
-        reporter.redraw(f"{read} files read, {len(table.rows)} kernels found".format)
+        reporter.redraw(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
     warn_of_first(warnings, reporter)
     reporter.status("")
     table.foreach = counts[NoRow.FOREACH]
