@@ -29,6 +29,7 @@ import itertools
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -52,7 +53,7 @@ exit status:
   0  every row has its figures
   1  the output is complete, but rows were left out as torn, kernels failed, or
      (with --cached-only) had no log
-  2  wrong usage, input or environment; nothing was written
+  2  wrong usage, input or environment; the output is as it was
   129, 130, 143  stopped by HUP, INT or TERM: logs are kept, the output is as it was, and the
      same command goes on; a second INT kills at once
 
@@ -209,6 +210,7 @@ OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints witho
 TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
 HELD_PAUSE = 0.25  # seconds until a kernel that another run holds is looked at again
 BATCH_LIMIT = 500
+SPARE_DESCRIPTORS = 40  # files that are open besides the locks of batches
 BATCHES_IN_COMPANY = 3  # batches that end before its turn, until a kernel gets one of its own
 ERROR_TEXT_LIMIT = 20_000
 LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
@@ -438,10 +440,10 @@ def find_results(text: bytes) -> list[Result]:
     them comes before.
     """
     page = text.find(b", Context ")
-    # A whole scan back for the mark costs as much as all the rest; a page rarely has a `=` at all
+    # A page rarely holds a `=` at all, and to look for one is far cheaper than for the mark
     if page >= 0 and text.find(b"=", page) >= 0:
-        page = text.rfind(b"==PROF==")
-    page = max(text.rfind(b"\n", 0, page), 0)
+        page = max(text.rfind(b"==PROF==", page), page)
+    page = max(text.rfind(b"\n", 0, max(page, 0)), 0)
     last = text.find(b"\n", text.rfind(b", Context ")) + 1  # rfind is the faster scan
     results: list[Result] = []
     for line in KERNEL_LINE.finditer(text, page, last):
@@ -1171,8 +1173,6 @@ def find_destination(path: str, source: str) -> str | None:
 
     Raises UsageError when it cannot be written, so that this is known before the first kernel.
     """
-    if find_descriptor(path) is not None:
-        return None
     target = os.path.realpath(path)
     try:
         if os.path.exists(path or target):
@@ -1181,6 +1181,8 @@ def find_destination(path: str, source: str) -> str | None:
             if is_same_file(source, os.stat(path)):
                 raise UsageError(f"the output {path} is the input; give it another name")
             if not os.path.isfile(path):
+                if not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 return None  # a pipe or a device
             os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))
         probe = temporary_beside(target)
@@ -1191,12 +1193,28 @@ def find_destination(path: str, source: str) -> str | None:
     return target
 
 
-def find_descriptor(path: str) -> int | None:
-    """Return the open file that the output is: opened again, it would lose what it holds."""
+def open_descriptor(path: str, source: str) -> int | None:
+    """Return a copy of the open file that the output is: by name, it would lose what it holds.
+
+    None for any other output. Raises UsageError when it is not open for writing, or the input.
+    """
+    import fcntl
+
     match = re.fullmatch("(?:/dev|/proc/self)/fd/([0-9]{1,9})", path)
-    descriptor = 1 if path in ("-", "/dev/stdout") else int(match[1]) if match else None
-    if descriptor == 1 and sys.stdout is None:
-        raise UsageError("cannot write to stdout: it is closed")
+    if not match and path not in ("-", "/dev/stdout"):
+        return None
+    number = int(match[1]) if match else 1
+    try:
+        if number == 1 and sys.stdout is None:
+            raise UsageError("cannot write to stdout: it is closed")
+        descriptor = os.dup(number)
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise UsageError(f"cannot write {path}: it is open for reading only")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and is_same_file(source, status):
+        raise UsageError(f"the output {path} is the input; give it another name")
     return descriptor
 
 
@@ -1208,16 +1226,15 @@ def is_same_file(source: str, other: os.stat_result) -> bool:
         return False
 
 
-def write_output(path: str, destination: str | None, fill: Callable[[BinaryIO], object]) -> None:
-    """Write the output to where `find_destination` said."""
+def write_output(path: str, place: str | int | None, fill: Callable[[BinaryIO], object]) -> None:
+    """Write the output to a file that is replaced, an open one, or (None) a pipe or device."""
     try:
-        if destination:
-            old = os.stat(destination) if os.path.exists(destination) else None
-            write_whole(destination, fill, like=old)
-            return
-        descriptor = find_descriptor(path)
-        with open(path if descriptor is None else os.dup(descriptor), "wb") as stream:
-            fill(stream)
+        if isinstance(place, str):
+            old = os.stat(place) if os.path.exists(place) else None
+            write_whole(place, fill, like=old)
+        else:
+            with open(path if place is None else place, "wb") as stream:
+                fill(stream)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
@@ -1270,7 +1287,7 @@ def make_absolute(path: str) -> str:
     if ".." in path.split("/"):
         folder, name = os.path.split(path)
         return os.path.join(os.path.realpath(folder), name)
-    return os.path.abspath(path)
+    return "/" + os.path.abspath(path).lstrip("/")
 
 
 def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
@@ -1478,10 +1495,10 @@ class Stop:
 
     def request(self, signum: int = 0, _frame: object = None) -> None:
         """Ask for an end; a second INT for an end at once. Safe in a signal handler."""
-        if self.requested and signum == signal.SIGINT:
+        if self.signal and signum == signal.SIGINT:
             os.write(self._insist, b"!")
+        self.signal = self.signal or signum
         if not self.requested:
-            self.signal = signum
             self.requested = True
             os.write(self._request, b"!")
 
@@ -1741,6 +1758,9 @@ DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
 STDERR = 2  # where the driver reports to when a person pastes its command
 
 
+REPORT = rb"(started|benchmark|done|error|lost|finished) ([0-9]{1,4}) (.*)"
+
+
 class Reports:
     """What the driver of a batch reports to its parent, over a pipe that it inherits."""
 
@@ -1768,9 +1788,10 @@ class Reports:
         """Take in what was read from the pipe."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            report = re.fullmatch(rb"([a-z]+) ([0-9]+) (.*)", line)
+            report = re.fullmatch(REPORT, line)
             if report:  # else a kernel wrote to a descriptor that is none of its business
-                self._take(report[1], int(report[2]), report[3].decode("unicode_escape"))
+                text = report[3].decode("unicode_escape", "replace")
+                self._take(report[1], int(report[2]), text)
 
     def _take(self, event: bytes, index: int, text: str) -> None:
         self.started = True
@@ -1797,8 +1818,7 @@ def drive_batch(arguments: list[str]) -> int:
     os.set_inheritable(pipe, False)  # what the kernels start must not hold it open
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
-    capture_stdout()
-    driver = Driver(pipe, __import__("torch"))
+    driver = Driver(pipe)
     try:
         for index, path in enumerate(paths):
             driver.benchmark(index, path)
@@ -1817,9 +1837,10 @@ class ContextLost(Exception):
 class Driver:
     """Runs kernel files as if each were the program, and reports on them."""
 
-    def __init__(self, pipe: int, torch: Any) -> None:
+    def __init__(self, pipe: int) -> None:
         self.pipe = pipe
-        self.torch = torch
+        self.stdout = capture_stdout()
+        self.torch: Any = __import__("torch")
         self.folder = os.getcwd()
         self.builtins = dict(vars(builtins))
         self.tuned: dict[int, types.ModuleType] = {}
@@ -1836,11 +1857,11 @@ class Driver:
         module.__file__ = path
         if self.attempt(index, module, self.run_file):
             self.tuned[index] = module
-            line = find_benchmark_line(take_captured())
+            line = find_benchmark_line(take_captured(self.stdout))
             self.report("benchmark", index, line[0].decode() if line else "")
         else:
             module.__dict__.clear()
-            take_captured()
+        self.stdout = capture_stdout()
         self.torch.cuda.empty_cache()
 
     def profile(self, index: int) -> None:
@@ -1849,7 +1870,7 @@ class Driver:
         if self.attempt(index, module, functools.partial(self.launch, f"{LABEL}{index}")):
             self.report("done", index)
         module.__dict__.clear()
-        take_captured()
+        self.stdout = capture_stdout()
         self.torch.cuda.empty_cache()
 
     def attempt(
@@ -1874,7 +1895,6 @@ class Driver:
             return False
         finally:
             sys.modules["__main__"] = main
-            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
             vars(builtins).update(self.builtins)
             os.chdir(self.folder)
 
@@ -1913,20 +1933,27 @@ class Driver:
                 cuda.profiler.stop()
 
 
-def capture_stdout() -> None:
-    """Keep what is printed from now on in memory: ncu's stdout holds ncu's text alone."""
+def capture_stdout() -> TextIO:
+    """Keep what is printed from now on in memory: ncu's stdout holds ncu's text alone.
+
+    The streams are new ones, whatever a kernel did to those before.
+    """
     memory = os.memfd_create("stdout")
-    os.dup2(memory, 1)
-    os.close(memory)
+    if memory != 1:  # a kernel can have closed that
+        os.dup2(memory, 1)
+        os.close(memory)
+    sys.stdout = open(1, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return sys.stdout
 
 
-def take_captured() -> bytes:
+def take_captured(stdout: TextIO) -> bytes:
     """Return what the kernel in hand printed; what a child of it prints later is nobody's."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    data = os.pread(1, os.lseek(1, 0, os.SEEK_END), 0)
-    capture_stdout()
-    return data
+    with contextlib.suppress(Exception):  # it can have closed anything
+        stdout.flush()
+    with contextlib.suppress(OSError):
+        return os.pread(1, os.lseek(1, 0, os.SEEK_END), 0)
+    return b""
 
 
 # How a kernel that has had no turn of its own in a batch gets one.
@@ -2149,9 +2176,8 @@ def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> s
         f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
     ]
     if tuned or batch:
-        text.append(
-            f"launch   {tuned:>8}  tuned, {first} first launches (--force profiles them again)"
-        )
+        hint = " (--force profiles them again)" if first else ""
+        text.append(f"launch   {tuned:>8}  tuned, {first} first launches{hint}")
     return "\n".join([*text, f"time     {show_time(seconds):>8}"])
 
 
@@ -2166,7 +2192,7 @@ class Queue:
     def __init__(self, kernels: Iterable[Kernel], size: int, workers: int, stop: Stop) -> None:
         """`size`: the most kernels that a worker takes at a time, fewer when few are left."""
         self._ready = deque(kernels)
-        self._exclusive: deque[Kernel] = deque()
+        self._aside: deque[Kernel] = deque()
         self._size = size
         self._workers = workers
         self._stop = stop
@@ -2180,7 +2206,7 @@ class Queue:
             while not self._stop.requested:
                 kernels = [] if self.exclusive else self._next(self._ready)
                 if not kernels and not self._busy and not self._ready:
-                    kernels = self._next(self._exclusive)
+                    kernels = self._next(self._aside)
                     self.exclusive = bool(kernels)
                     if not kernels:
                         return []
@@ -2227,7 +2253,7 @@ class Queue:
     def put_aside(self, kernel: Kernel) -> None:
         """Have a kernel run when no other worker does."""
         with self._changed:
-            self._exclusive.append(kernel)
+            self._aside.append(kernel)
 
 
 class Profiler:
@@ -2381,8 +2407,10 @@ class Profiler:
             return
         for source, outcome, words in rest:
             kernel = source.kernel
-            text = run.stdout + encode(words)
-            text = compose_log(source, launch, run.command, run.stderr, text)
+            text = b""
+            if passing or isinstance(outcome, Failure):
+                text = run.stdout + encode(words)
+                text = compose_log(source, launch, run.command, run.stderr, text)
             if refused:
                 self.queue.put_back(kernel)
             elif passing and kernel.pauses < len(PASSING_PAUSES):
@@ -2411,19 +2439,21 @@ class Profiler:
         if again is not None and hash_source(again) != source.sha256:
             self.settle(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
             return
-        self.write(kernel.log_path, text)
-        with contextlib.suppress(OSError):
-            os.unlink(kernel.error_path)
+        if self.write(kernel.log_path, text):
+            with contextlib.suppress(OSError):
+                os.unlink(kernel.error_path)
         self.settle(kernel, log, seconds)
 
-    def write(self, path: str, text: bytes) -> None:
-        """Write a file beside a kernel."""
+    def write(self, path: str, text: bytes) -> bool:
+        """Write a file beside a kernel; False where that cannot be."""
         try:
             write_whole(path, lambda stream: stream.write(text))
+            return True
         except OSError as error:
             self.progress.reporter.warn_once(
                 "what ncu says cannot be stored", f"{path}: {error.strerror}"
             )
+            return False
 
     def settle(
         self, kernel: Kernel, outcome: Log | Failure, seconds: float = 0.0, text: bytes = b""
@@ -2450,8 +2480,8 @@ class Profiler:
 
 
 SET_UP_REMEDY = (
-    "this looks like the set-up: does --python name an interpreter that has torch? "
-    "Run one of the kernels by hand with it"
+    "this looks like the set-up: does --python name an interpreter that has torch, do --ncu-args "
+    "leave ncu its metrics? Run one of the kernels by hand"
 )
 
 
@@ -2475,8 +2505,7 @@ def environment_for(gpu: str | None) -> dict[str, str]:
 
 
 def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
-    """Look every kernel up in the cache, unless --force says not to."""
-
+    """Look every kernel up in the cache. --force forgets the logs, not what the sources say."""
     lock = threading.Lock()
 
     def found(count: int) -> None:
@@ -2533,7 +2562,7 @@ def print_commands(missing: list[Kernel], options: Options, progress: Progress) 
     inspected = [inspect_source(kernel) for kernel in missing]
     sources = [source for source in inspected if isinstance(source, Source)]
     commands = [os.fsencode(command) + b"\n" for command in plan_commands(sources, options)]
-    write_output("-", None, lambda stream: stream.writelines(commands))
+    write_output("-", open_descriptor("-", ""), lambda stream: stream.writelines(commands))
     cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
     reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
     progress.reporter.tell(
@@ -2543,13 +2572,18 @@ def print_commands(missing: list[Kernel], options: Options, progress: Progress) 
     return 0
 
 
-def raise_descriptor_limit() -> None:
-    """Allow as many open files as we may: every kernel of a batch holds its lock by one."""
+def allow_descriptors(batch: int, workers: int) -> int:
+    """Return the batch that open files allow: every kernel of one holds its lock by a file."""
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = workers * batch + SPARE_DESCRIPTORS
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        batch = min(batch, (limit - SPARE_DESCRIPTORS) // workers)
+    return max(batch, 1)
 
 
 def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: Progress) -> None:
@@ -2562,8 +2596,9 @@ def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: P
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     missing.sort(key=lambda kernel: kernel.failed_before)
-    raise_descriptor_limit()
-    queue = Queue(missing, options.batch or 1, len(options.workers), stop)
+    workers = len(options.workers)
+    size = allow_descriptors(options.batch, workers) if options.batch else 1
+    queue = Queue(missing, size, workers, stop)
     profiler = Profiler(options, queue, stop, progress)
     profiler.profile_all()
     fatal = profiler.fatal
@@ -2804,30 +2839,32 @@ def augment(options: Options, reporter: Reporter) -> int:
     progress = Progress(keep_shard(table, options.shard), reporter)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
+    place: str | int | None = open_descriptor(options.output, options.input)
     stop = Stop()
     with stop.on_signals():
-        destination = None
-        if not options.dry_run:
-            destination = find_destination(options.output, options.input)
-        try:
-            if not options.table_only:
+        if place is None and not options.dry_run:
+            place = find_destination(options.output, options.input)
+        if not options.table_only:
+            try:
                 missing = find_missing(options, progress, stop)
-                if options.dry_run and not stop.requested:
-                    return print_commands(missing, options, progress)
+            except UsageError:
+                if not stop.signal:  # else what was asked could not answer any more
+                    raise
+            if options.dry_run and not stop.requested:
+                return print_commands(missing, options, progress)
+            if not stop.requested:
                 profile_all(missing, options, stop, progress)
-        except UsageError:
-            if not stop.signal:  # else what was asked could not answer any more
-                raise
         if stop.requested:
+            again = "the same command without --force" if options.force else "the same command"
             reporter.say(
                 f"stopped by {signal.Signals(stop.signal).name}: {progress.done} of "
-                f"{len(progress.kernels)} kernels are done; the same command goes on from there"
+                f"{len(progress.kernels)} kernels are done; {again} goes on from there"
             )
             return 128 + stop.signal
-        if destination:
-            write_output(options.output, destination, fill)
-    if not destination:  # a pipe's reader can keep us waiting: signals end that as ever
-        write_output(options.output, destination, fill)
+        if isinstance(place, str):
+            write_output(options.output, place, fill)
+    if not isinstance(place, str):  # its reader can keep us waiting: signals end that as ever
+        write_output(options.output, place, fill)
     if options.table_only:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
@@ -2860,10 +2897,7 @@ def main(argv: list[str] | None = None) -> int:
         reporter.quiet = options.quiet
         check_options(options)
         return augment(options, reporter)
-    except UsageError as error:
-        reporter.say(f"error: {error}")
-        return 2
-    except OSError as error:  # the current directory is gone, say
+    except (UsageError, OSError) as error:  # OSError: the current directory is gone, say
         reporter.say(f"error: {error}")
         return 2
     except KeyboardInterrupt:  # before anything was started, or while a pipe takes the output

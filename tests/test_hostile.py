@@ -92,6 +92,25 @@ class TableTest(Case):
                 stream.seek(0)
                 self.assertEqual(len(stream.read().splitlines()), 3, name)
 
+    def test_an_open_file_that_cannot_be_the_output(self) -> None:
+        """Known before anything runs: the input, one that is read, one that is not there."""
+        self.write(str(self.tmp / "k1.ncu"), LOG)
+        text = "kernel_name,kernel_path,kernel_category\nn,k1.py,p\n"
+        table = Path(self.write(str(self.tmp / "in.csv"), text))
+        for mode, name in (("a", "-"), ("a", "/dev/fd/1"), ("r", "-"), ("a", "/dev/fd/4")):
+            with open(table, mode) as stream:
+                done = subprocess.run(
+                    [sys.executable, str(PROGRAM), "-i", "in.csv", "-o", name, "-q"],
+                    stdout=stream,
+                    stderr=subprocess.PIPE,
+                    cwd=self.tmp,
+                    env=self.merged(None),
+                    check=False,
+                )
+            self.assertEqual(done.returncode, 2, (mode, name))
+            self.assertRegex(done.stderr.decode(), r"\Aerror: .*\n\Z")
+            self.assertEqual(table.read_text(), text)
+
 
 class DirectoryTest(Case):
     def test_linked_folders_do_not_hide_kernels(self) -> None:
@@ -172,6 +191,19 @@ class NcuTest(Case):
             self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual((self.tmp / "ran").read_text(), "\n")
 
+    def test_a_warning_behind_the_results(self) -> None:
+        """Whatever stands behind it, a result of a batch is one."""
+        self.use_torch()
+        stand_in = PROGRAM.parent / "tests" / "ncu"
+        ncu = self.fake(f'{stand_in} "$@"; echo "    OPT   x = 3"; echo "==WARNING== a = b"')
+        kernels = [self.kernel(f"triton_poi_fused_add_{n}", torch=True) for n in range(3)]
+        table = self.table(kernels)
+        done = self.run_program("-i", table, "-o", "o.csv", "--ncu", ncu, "--batch", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.calls()), 1)
+        again = self.run_program("-i", table, "-o", "o.csv", "--cached-only")
+        self.assertEqual(again.returncode, 0, again.stderr)
+
     def test_a_kernel_that_speaks_like_ncu_on_stderr(self) -> None:
         """It fails alone: ncu's own words begin with ==ERROR==, or come before anything starts."""
         loud = self.kernel(
@@ -224,6 +256,41 @@ class BatchTest(Case):
         rows = self.rows(self.tmp / "o.csv")
         for row, kernel in zip(rows[1:], kernels[1:]):
             self.assert_figures(row, kernel)
+
+    def test_a_kernel_that_closes_its_streams(self) -> None:
+        self.use_torch()
+        for rude in ("sys.stdout.close()", "os.close(1)", "os.closerange(0, 3)"):
+            kernels = [
+                self.kernel(
+                    f"triton_poi_fused_add_{number}",
+                    torch=True,
+                    folder=self.tmp / rude,
+                    main=f"import os, sys; {rude}" if number == 0 else "",
+                )
+                for number in range(3)
+            ]
+            done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "3")
+            rows = self.rows(self.tmp / "o.csv")
+            for row, kernel in zip(rows[1:], kernels[1:]):
+                self.assertTrue(row["ncu_duration_us"], (rude, done.stderr))
+                self.assert_figures(row, kernel)
+
+    def test_a_kernel_that_writes_to_every_descriptor(self) -> None:
+        """What is no report is not taken for one."""
+        self.use_torch()
+        noise = "import os\n    for fd in range(3, 64):\n        try: os.write(fd, NOISE)\n"
+        noise = noise.replace("NOISE", repr(b"progress 1 C:\\x\n")) + "        except OSError: pass"
+        kernels = [
+            self.kernel(
+                f"triton_poi_fused_add_{number}", torch=True, in_call="", main="pass", top=""
+            )
+            for number in range(2)
+        ]
+        source = Path(kernels[0]).read_text()
+        Path(kernels[0]).write_text(source.replace("    pass\n", f"    {noise}\n", 1))
+        done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "2")
+        self.assertNotEqual(done.returncode, 2, done.stderr)
+        self.assert_figures(self.rows(self.tmp / "o.csv")[1], kernels[1])
 
     def test_what_a_child_of_a_kernel_prints_later(self) -> None:
         """It is not the next kernel's benchmark."""
