@@ -219,7 +219,7 @@ SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
 WARM_UP = 8  # look-ups before the speed is judged
 READERS = 32  # threads that read ahead there
 
-NO_HARNESS = "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none"
+HARNESS_REMEDY = "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none"
 
 
 class UsageError(Exception):
@@ -444,7 +444,8 @@ def find_results(text: bytes) -> list[Result]:
     if page >= 0 and text.find(b"=", page) >= 0:
         page = max(text.rfind(b"==PROF==", page), page)
     page = max(text.rfind(b"\n", 0, max(page, 0)), 0)
-    last = text.find(b"\n", text.rfind(b", Context ")) + 1  # rfind is the faster scan
+    last = text.find(b"\n", max(text.rfind(b", Context "), 0)) + 1  # rfind is the faster scan
+    last = last or len(text)  # cut short within that line: those before it are whole
     results: list[Result] = []
     for line in KERNEL_LINE.finditer(text, page, last):
         begin = text.rfind(b"\n", 0, line.start()) + 1
@@ -801,11 +802,9 @@ HARNESS_START = "\ndef get_args("
 HARNESS_MAIN = "\nif __name__ == '__main__':"
 HARNESS_END = 'GB/s")'  # of the print that ends the harness, the same in torch 2.2 to 2.15
 
-# torch's get_kernel_category_by_source_code knows these and says "unknown" of any other,
+# torch's get_kernel_category_by_source_code knows these and foreach; any other is "unknown",
 # such as cooperative_reduction (whose kernels it therefore names triton_unk_...).
-CATEGORIES = frozenset(
-    ("foreach", "persistent_reduction", "pointwise", "reduction", "split_scan", "template")
-)
+CATEGORIES = frozenset(("persistent_reduction", "pointwise", "reduction", "split_scan", "template"))
 # torch asserts that these say their hints; a template has no size_hints.
 WITH_SIZE_HINTS = frozenset(("persistent_reduction", "pointwise", "reduction", "split_scan"))
 WITH_REDUCTION_HINT = frozenset(("persistent_reduction", "reduction"))
@@ -1173,10 +1172,11 @@ def find_destination(path: str, source: str) -> str | None:
 
     Raises UsageError when it cannot be written, so that this is known before the first kernel.
     """
+    path = path or os.curdir
     target = os.path.realpath(path)
     try:
-        if os.path.exists(path or target):
-            if os.path.isdir(path or target):
+        if os.path.exists(path):
+            if os.path.isdir(path):
                 raise UsageError(f"the output {path} is a folder")
             if is_same_file(source, os.stat(path)):
                 raise UsageError(f"the output {path} is the input; give it another name")
@@ -1416,7 +1416,7 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
     if text is None:
         return Failure("no kernel file" if not os.path.exists(kernel.path) else "not readable")
     if b"@triton_heuristics." in text and not MAIN_BLOCK.search(text):
-        return Failure("no benchmark harness", NO_HARNESS)
+        return Failure("no benchmark harness", HARNESS_REMEDY)
     function = KERNEL_FUNCTION.search(text)
     return Source(
         kernel,

@@ -237,6 +237,21 @@ class NcuTest(Case):
         self.assertEqual(self.survivors(), [])
         self.assertEqual(strays(self.cache), [])
 
+    def test_results_before_one_that_is_cut_in_its_first_line(self) -> None:
+        """They are whole, and are kept."""
+        self.use_torch()
+        stand_in = PROGRAM.parent / "tests" / "ncu"
+        cut = "sed '/kernel-2.triton/,$d'"
+        line = "  kernel-2/triton_poi_fused_add_2 (4, 1, 1)x(128, 1, 1), Context 1, Str"
+        first = f'[ -e {self.tmp}/again ] && exec {stand_in} "$@"; touch {self.tmp}/again'
+        ncu = self.fake(f"{first}; {stand_in} \"$@\" | {cut}; printf '{line}'")
+        kernels = [self.kernel(f"triton_poi_fused_add_{n}", torch=True) for n in range(3)]
+        table = self.table(kernels)
+        done = self.run_program("-i", table, "-o", "o.csv", "--ncu", ncu, "--batch", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        runs = [sum(word.endswith(".py") for word in call["argv"]) - 1 for call in self.calls()]
+        self.assertEqual(runs, [3, 1])
+
 
 class BatchTest(Case):
     def test_a_kernel_that_replaces_stdout(self) -> None:
