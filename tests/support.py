@@ -48,6 +48,11 @@ FIGURES = (
 )
 TOKEN = "PARSE_TEST_TOKEN"
 
+# A shell starts what is in the background with INT ignored, and the program would leave it so.
+for _signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, signal.SIG_DFL)
+
 Environment = Mapping[str, Optional[str]]
 RowLike = Union[Path, Mapping[str, object]]
 
