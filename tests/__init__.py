@@ -11,7 +11,7 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
-TestCases = list[unittest.TestCase]
+TASK = 2  # bytes of a test's number
 
 
 def load_tests(
@@ -38,19 +38,17 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 class SharedSuite(unittest.TestSuite):
-    """Runs its test classes in a few processes more than there are processors."""
+    """Runs its tests in a few processes more than there are processors."""
 
     def run(self, result: unittest.TestResult, debug: bool = False) -> unittest.TestResult:
-        """Fork, hand out classes one by one, and tell the result what became of each test."""
-        classes: dict[type, TestCases] = {}
-        for test in flatten(self):
-            classes.setdefault(type(test), []).append(test)
-        silent = {test.id(): str(test) for tests in classes.values() for test in tests}
+        """Fork, hand out tests one by one, and tell the result what became of each."""
+        tests = list(flatten(self))
+        silent = {test.id(): str(test) for test in tests}
         tasks_out, tasks_in = os.pipe()
-        os.write(tasks_in, bytes(range(len(classes))))
+        os.write(tasks_in, b"".join(n.to_bytes(TASK, "big") for n in range(len(tests))))
         os.close(tasks_in)
         count = 2 + (os.cpu_count() or 1)  # some wait for seconds
-        answers = [fork_worker(tasks_out, list(classes.values())) for _ in range(count)]
+        answers = [fork_worker(tasks_out, tests) for _ in range(count)]
         os.close(tasks_out)
         for answer in answers:
             with os.fdopen(answer, "rb") as stream, contextlib.suppress(EOFError):
@@ -63,7 +61,7 @@ class SharedSuite(unittest.TestSuite):
         return result
 
 
-def fork_worker(tasks: int, classes: list[TestCases]) -> int:
+def fork_worker(tasks: int, tests: list[unittest.TestCase]) -> int:
     """Start a worker; return the descriptor that it writes its events to."""
     reader, writer = os.pipe()
     if os.fork():
@@ -74,10 +72,10 @@ def fork_worker(tasks: int, classes: list[TestCases]) -> int:
         os.close(reader)
         recorder = Recorder(writer)
         while True:
-            task = os.read(tasks, 1)
+            task = os.read(tasks, TASK)
             if not task:
                 break
-            unittest.TestSuite(classes[task[0]]).run(recorder)
+            unittest.TestSuite([tests[int.from_bytes(task, "big")]]).run(recorder)
         status = 0
     except BaseException:
         traceback.print_exc()

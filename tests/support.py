@@ -248,7 +248,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 10.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
     """Poll until the condition holds, and return what it gave; AssertionError if it never does."""
     end = time.monotonic() + timeout
     while True:
@@ -419,7 +419,7 @@ class Case(unittest.TestCase):
         return process
 
     def run_ncu(
-        self, *args: object, env: Environment | None = None, timeout: float = 30
+        self, *args: object, env: Environment | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run the stand-in itself."""
         return subprocess.run(
@@ -471,7 +471,9 @@ class Case(unittest.TestCase):
         Has `started` and `ended` (None if it was killed), and `events` (empty until the end).
         """
         runs: dict[int, dict[str, Any]] = {}
-        for line in self.log.read_text().splitlines() if self.log.exists() else []:
+        for line in self.log.read_text().splitlines(True) if self.log.exists() else []:
+            if not line.endswith("\n"):  # it is just being written
+                break
             entry = json.loads(line)
             if entry["event"] == "start":
                 runs[entry["pid"]] = {
@@ -540,7 +542,7 @@ def _converse(
         except OSError:  # EIO: nobody holds the other end any more
             data = b""
         if not data:
-            return process.wait(timeout=10), output
+            return process.wait(timeout=60), output
         output += data
         if type_after and type_after[0] in output:
             os.write(terminal, type_after[1])

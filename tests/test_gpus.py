@@ -15,7 +15,7 @@ MEET = """\
 import pathlib, time
 place = pathlib.Path({place!r})
 (place / {name!r}).touch()
-give_up = time.monotonic() + 30
+give_up = time.monotonic() + 60
 while len(list(place.iterdir())) < {count}:
     assert time.monotonic() < give_up, "nobody else came"
     time.sleep(0.01)
@@ -233,7 +233,12 @@ class WorkersTest(GpuCase):
     def test_a_large_batch_leaves_no_gpu_idle(self) -> None:
         """Fewer kernels than one batch could hold are still dealt out among the GPUs."""
         self.use_torch()
-        kernels = self.kernels(6, torch=True)
+        place = self.tmp / "meet"
+        place.mkdir()
+        mains = [MEET.format(place=str(place), name=str(n), count=3) for n in range(6)]
+        kernels = [
+            self.kernel(f"{NAME}{n}", main=main, torch=True) for n, main in enumerate(mains)
+        ]
         self.go(kernels, "--gpus", "0,1,2", "--batch", "64", "--quick")
         self.assert_output(kernels)
         self.assertEqual(set(self.on()), {"0", "1", "2"})
@@ -255,9 +260,9 @@ class EndTest(GpuCase):
             with self.subTest(number=number):
                 self.out.write_text("as it was")
                 process = self.start_program("-i", table, "-o", self.out, "--gpus", "0,1,2")
-                wait_for(lambda: all(path.exists() for path in here), 30)
+                wait_for(lambda: all(path.exists() for path in here))
                 process.send_signal(number)
-                _, said = process.communicate(timeout=30)
+                _, said = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, status, said)
                 self.assertEqual((strays(self.cache), self.survivors()), ([], []))
                 self.assertEqual(self.out.read_text(), "as it was")
@@ -271,7 +276,7 @@ class EndTest(GpuCase):
         """One worker meets what every kernel would; the other's kernel would go on for ever."""
         (endless,), (here,) = self.waiting(1)
         wait = (
-            f"import pathlib, time\nend = time.monotonic() + 30\n"
+            f"import pathlib, time\nend = time.monotonic() + 60\n"
             f"while not pathlib.Path({str(here)!r}).exists() and time.monotonic() < end:\n"
             "    time.sleep(0.01)"
         )

@@ -231,7 +231,7 @@ class NcuTest(Case):
         wait_for((self.tmp / "up").exists)
         begin = time.monotonic()
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=20)
+        child.communicate(timeout=60)
         self.assertEqual(child.returncode, 143)
         self.assertLess(time.monotonic() - begin, 10)
         self.assertEqual(self.survivors(), [])

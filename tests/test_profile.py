@@ -712,11 +712,11 @@ class OneKernelFails(ProfileCase):
         passing = self.kernel(NAME.format(0), directives="resource-unavailable=2")
         lasting = self.kernel(NAME.format(1), directives="fail=resource-or-permission")
         good = self.kernel(NAME.format(2))
-        done = self.augment(self.table([passing, lasting, good]), "-q", status=1)
+        done = self.augment(self.table([passing, good, lasting]), "-q", status=1)
         self.assert_one_line(done.stderr, str(lasting), "driver resource was unavailable")
         rows = self.rows(self.out)
         self.assert_figures(rows[0], passing)
-        self.assert_blank(rows[1])
+        self.assert_blank(rows[2])
         for kernel in (passing, lasting):
             calls = self.calls_for(kernel)
             pauses = [b["started"] - a["ended"] for a, b in zip(calls, calls[1:])]

@@ -139,7 +139,7 @@ class RefusedTest(QuickCase):
                 table = self.table([kernel], "in.csv")
                 done = self.run_program(
                     "-i", table, "-o", self.out, *options,
-                    env={"NCU_STAND_IN_NO_DRAM": "1"}, timeout=10,
+                    env={"NCU_STAND_IN_NO_DRAM": "1"},
                 )  # fmt: skip
                 self.assertIn(done.returncode, (1, 2), done.stderr)
                 self.assertIn("Failed to find metric", done.stderr)

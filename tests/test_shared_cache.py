@@ -72,7 +72,7 @@ class SharedCase(RunCase):
 
     def start(self, kernels: list[Path], name: str, *options: object) -> subprocess.Popen[str]:
         """Start a run that writes its output under that name."""
-        table = self.table(kernels, "in.csv")
+        table = self.table(kernels, f"{name}.in.csv")  # of its own: the others are being read
         return self.start_program("-i", table, "-o", self.tmp / f"{name}.csv", *options)
 
     def finish(self, process: subprocess.Popen[str], name: str, kernels: list[Path]) -> str:
@@ -100,7 +100,7 @@ class SideBySideTest(SharedCase):
         """Start runs on a cold cache, none of which ends before each has had a kernel."""
         place = self.tmp / "meet"
         place.mkdir()
-        kernels = self.kernels(16, torch=bool(options))
+        kernels = self.kernels(10, torch=bool(options))
         for number in range(runs):
             name = f"{NAME}{number * size}"
             main = MEET.format(place=str(place), name=name, count=runs)
@@ -128,9 +128,9 @@ class SideBySideTest(SharedCase):
         kernels = self.kernels(4)
         kernels[0] = self.kernel(f"{NAME}0", main=code)
         first = self.start(kernels, "first")
-        wait_for(here.exists, 30)
+        wait_for(here.exists)
         second = self.start(kernels, "second")
-        wait_for(lambda: all(k.with_suffix(".ncu").exists() for k in kernels[1:]), 30)
+        wait_for(lambda: all(k.with_suffix(".ncu").exists() for k in kernels[1:]))
         self.assertIsNone(second.poll())
         gate.touch()
         self.finish(first, "first", kernels)
@@ -146,18 +146,18 @@ class SideBySideTest(SharedCase):
         kernels = self.kernels(8)
         kernels[2] = self.kernel(f"{NAME}2", main=code)
         first = self.start(kernels, "first")
-        wait_for(here.exists, 30)
+        wait_for(here.exists)
         others = [(self.start(kernels, name), name) for name in ("second", "third")]
         rest = [kernel for kernel in kernels if kernel != kernels[2]]
-        wait_for(lambda: all(kernel.with_suffix(".ncu").exists() for kernel in rest), 30)
+        wait_for(lambda: all(kernel.with_suffix(".ncu").exists() for kernel in rest))
         self.assertEqual(len(self.calls_for(kernels[2])), 1, "held while it is profiled")
         first.kill()
         first.wait()
-        wait_for(lambda: len(self.calls_for(kernels[2])) == 2, 30)
+        wait_for(lambda: len(self.calls_for(kernels[2])) == 2)
         gate.touch()
         for process, name in others:
             self.finish(process, name, kernels)
-        wait_for(lambda: not self.survivors(), 30)
+        wait_for(lambda: not self.survivors())
         self.assertEqual([len(self.calls_for(kernel)) for kernel in rest], [1] * 7)
         self.assertEqual(strays(self.cache), [])
 
@@ -183,7 +183,7 @@ class LockTest(SharedCase):
                 path.unlink(missing_ok=True)
             kernels = self.kernels(3, torch=True, main=code)
             process = self.start(kernels, "out", "--force", *options)
-            wait_for(here.exists, 30)
+            wait_for(here.exists)
             held = [self.is_locked(kernel) for kernel in kernels]
             self.assertEqual(held, [True, bool(options), bool(options)])
             children = [int(line.split()[0]) for line in self.survivors()]

@@ -234,7 +234,7 @@ class Failures(StandInCase):
         with process.stdout as lines:
             wait_for(lambda: marker in lines.readline())
             os.killpg(process.pid, number)
-            status = process.wait(timeout=10)
+            status = process.wait(timeout=60)
             wait_for(lambda: len(self.survivors()) == alive)
             self._end_survivors()
             return status, lines.read()

@@ -84,7 +84,7 @@ class StopCase(Case):
 
     def wait_until_started(self, process: subprocess.Popen[str]) -> None:
         """Wait until a kernel said so; not for a program that is gone."""
-        wait_for(lambda: self.started.exists() or process.poll() is not None, 60)
+        wait_for(lambda: self.started.exists() or process.poll() is not None)
         self.assertTrue(self.started.exists(), process.poll())
 
     def end(self, process: subprocess.Popen[str], status: int) -> str:
@@ -158,7 +158,7 @@ class Signals(StopCase):
         # The orphan is still there when the same command is given again.
         self.goes_on(table)
         self.assertEqual([len(self.calls_for(kernel)) for kernel in kernels], [1, 2, 1])
-        wait_for(lambda: not self.survivors(), 60)
+        wait_for(lambda: not self.survivors())
         self.assertEqual(strays(self.cache), [])
 
     def test_twice_stopped(self) -> None:
@@ -333,7 +333,7 @@ class Moments(StopCase):
         wrapper.chmod(0o755)
         process = self.begin(self.table(self.kernels()), "--python", wrapper)
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         self.assertIn(process.returncode, (143, -signal.SIGTERM))
         self.assert_nothing_left()
 
@@ -345,7 +345,7 @@ class Moments(StopCase):
                 assert stdin
                 stdin.write("model_name,")
                 stdin.flush()
-                wait_for(functools.partial(is_empty, stdin.fileno()), 60)
+                wait_for(functools.partial(is_empty, stdin.fileno()))
                 process.send_signal(number)
                 said = process.communicate(timeout=60)[1]
                 self.assertIn(process.returncode, (STATUSES[number], -number))
@@ -356,7 +356,7 @@ class Moments(StopCase):
     def test_during_the_pause_before_a_retry(self) -> None:
         kernel = self.kernel(NAME.format(0), directives="resource-unavailable")
         process = self.start_program("-i", self.table([kernel]), "-o", self.out)
-        wait_for(lambda: self.calls() and self.calls()[0]["ended"], 60)
+        wait_for(lambda: self.calls() and self.calls()[0]["ended"])
         process.terminate()
         self.assertIn("0 of 1", self.end(process, 143))
         self.assertEqual(len(self.calls()), 1)
@@ -405,10 +405,10 @@ class Ends(StopCase):
             for mark in (self.started, self.told):
                 mark.unlink(missing_ok=True)
             process = self.begin(table)
-            wait_for(lambda: ignores(self.calls()[-1]["pid"], signal.SIGTERM), 60)
+            wait_for(lambda: ignores(self.calls()[-1]["pid"], signal.SIGTERM))
             begin = time.monotonic()
             process.send_signal(signal.SIGINT)
-            wait_for(self.told.exists, 60)
+            wait_for(self.told.exists)
             if twice:
                 process.send_signal(signal.SIGINT)
             self.assertIn("0 of 1", self.end(process, 130))

@@ -910,7 +910,7 @@ class OutputTest(TableCase):
         os.mkfifo(fifo)
         program = self.start_program("-i", self.table_path, "-o", fifo, "--cached-only", "-q")
         self.assertEqual(fifo.read_text(), self.expected)
-        self.assertEqual(program.wait(10), 0)
+        self.assertEqual(program.wait(60), 0)
         self.assertTrue(stat.S_ISFIFO(fifo.stat().st_mode))
 
     def test_input_fifo(self) -> None:
@@ -918,7 +918,7 @@ class OutputTest(TableCase):
         os.mkfifo(fifo)
         program = self.start_program("-i", fifo, "-o", self.out, "--cached-only", "-q")
         fifo.write_text(self.text)
-        self.assertEqual(program.wait(10), 0)
+        self.assertEqual(program.wait(60), 0)
         self.assertEqual(self.out.read_text(), self.expected)
 
     def test_dev_null(self) -> None:
