@@ -6,8 +6,10 @@ import contextlib
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 import unittest
+import venv
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +43,21 @@ class SharedSuite(unittest.TestSuite):
     """Runs its tests in a few processes more than there are processors."""
 
     def run(self, result: unittest.TestResult, debug: bool = False) -> unittest.TestResult:
+        """Run all, with an interpreter of their own for what the tests start.
+
+        It has no site-packages: what is installed there can take more time at each of its
+        many starts than the program does.
+        """
+        python = sys.executable
+        with tempfile.TemporaryDirectory(prefix="parse-tests-") as folder:
+            venv.EnvBuilder(symlinks=True).create(folder)
+            sys.executable = os.path.join(os.path.realpath(folder), "bin", "python")
+            try:
+                return self.share(result)
+            finally:
+                sys.executable = python
+
+    def share(self, result: unittest.TestResult) -> unittest.TestResult:
         """Fork, hand out tests one by one, and tell the result what became of each."""
         tests = list(flatten(self))
         silent = {test.id(): str(test) for test in tests}
