@@ -236,9 +236,7 @@ class WorkersTest(GpuCase):
         place = self.tmp / "meet"
         place.mkdir()
         mains = [MEET.format(place=str(place), name=str(n), count=3) for n in range(6)]
-        kernels = [
-            self.kernel(f"{NAME}{n}", main=main, torch=True) for n, main in enumerate(mains)
-        ]
+        kernels = [self.kernel(f"{NAME}{n}", main=main, torch=True) for n, main in enumerate(mains)]
         self.go(kernels, "--gpus", "0,1,2", "--batch", "64", "--quick")
         self.assert_output(kernels)
         self.assertEqual(set(self.on()), {"0", "1", "2"})
