@@ -20,6 +20,7 @@ import argparse
 import builtins
 import contextlib
 import csv
+import dataclasses
 import enum
 import errno
 import functools
@@ -34,7 +35,7 @@ import sys
 import threading
 import time
 import types
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter, length_hint, mul
@@ -43,187 +44,12 @@ from operator import itemgetter, length_hint, mul
 # are used, and typing by type checkers alone: filling a table from the cache starts faster.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import selectors
-    from typing import IO, Any, BinaryIO, Callable, NoReturn, TextIO
+    import subprocess
+    from typing import Any, BinaryIO, Callable, NoReturn, TextIO, Union
 
 __version__ = "1.0.0"
 
-EPILOG = """\
-exit status:
-  0  every row has its figures
-  1  the output is complete, but rows were left out as torn, kernels failed, or
-     (with --cached-only) had no log
-  2  wrong usage, input or environment; the output is as it was
-  129, 130, 143  stopped by HUP, INT or TERM: logs are kept, the output is as it was, and the
-     same command goes on; a second INT kills at once
-
-example:
-  %(prog)s -i metric_table_kernel_metadata.csv -o augmented.csv
-  %(prog)s -i /tmp/torchinductor_$USER -o table.csv --table-only
-  %(prog)s -i table.csv -o augmented.csv --quick --batch 32 --gpus all
-"""
-
-# ---------------------------------------------------------------------------------------------
-# Constants and tables
-# ---------------------------------------------------------------------------------------------
-
-# The columns of torch's kernel_metadata table (torch 2.3), in its order.
-TABLE_COLUMNS = (
-    "model_name",
-    "kernel_name",
-    "kernel_path",
-    "kernel_category",
-    "size_hints",
-    "reduction_hint",
-    "line_of_code",
-    "num_load",
-    "num_store",
-    "num_for_loop",
-    "num_atomic_add",
-    "num_args",
-    "xnumel",
-    "ynumel",
-    "rnumel",
-    "kernel_args_num_gb",
-)
-REQUIRED_COLUMNS = ("kernel_name", "kernel_path", "kernel_category")
-FIGURE_COLUMNS = (
-    "latency_us_under_profiling",
-    "ncu_duration_us",
-    "ncu_mem_bw_gbps",
-    "ncu_mem_accessed_gb",
-)
-
-# What takes a unit to microseconds. ncu spells units out up to about 2024.2.
-TIME_UNITS = {
-    b"nsecond": b"e-3",
-    b"usecond": b"e0",
-    b"msecond": b"e3",
-    b"second": b"e6",
-    b"ns": b"e-3",
-    b"us": b"e0",
-    b"ms": b"e3",
-    b"s": b"e6",
-}
-# What takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
-BANDWIDTH_UNITS = {
-    prefix + b"byte" + per: exponent
-    for prefix, exponent in (
-        (b"", b"e-9"),
-        (b"K", b"e-6"),
-        (b"M", b"e-3"),
-        (b"G", b"e0"),
-        (b"T", b"e3"),
-    )
-    for per in (b"/second", b"/s")
-}
-# --print-units base: whole nanoseconds, bytes per second. Only here can a dot group digits alone.
-BASE_UNITS = frozenset((b"nsecond", b"ns", b"byte/second", b"byte/s"))
-
-DURATION_METRIC = "gpu__time_duration.sum"
-BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
-
-# ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
-# because `all` waits for every descendant, daemons too, and injects into compilers.
-NCU_OPTIONS: dict[str, str | None] = {
-    "--kernel-name": "regex:triton",
-    "--launch-count": "1",
-    "--set": "full",
-    "--print-units": "base",
-    "--target-processes": "application-only",
-}
-# A batch turns the profiler on for the launches that count, and labels each by an NVTX range.
-NCU_BATCH_OPTIONS: dict[str, str | None] = {
-    "--profile-from-start": "off",
-    "--nvtx": None,
-    "--print-nvtx-rename": "kernel",
-}
-SHORT_OPTIONS = {"--kernel-name": "-k", "--launch-count": "-c"}
-
-# What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
-LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
-CLOCKS_REMEDY = "add --ncu-args=--clock-control=none"
-INTERPRETER_REMEDY = "correct --python"
-FATAL_TEXTS = (
-    (
-        "ERR_NVGPUCTRPERM",
-        "run as root or with CAP_SYS_ADMIN or CAP_PERFMON (a container: --cap-add=SYS_ADMIN), "
-        "or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
-    ),
-    ("Cuda driver is not compatible with Nsight Compute", "use an ncu that matches the driver"),
-    (
-        "Nsight Compute failed to connect to the CUDA driver",
-        "run on a node with an NVIDIA driver, with an ncu that is not newer than the driver",
-    ),
-    (
-        "Failed to initialize the profiler: LibraryNotLoaded",
-        "use an ncu that knows this GPU, and a container that holds the counter library",
-    ),
-    ("Profiling is not supported on device", "use another GPU or driver"),
-    ("Insufficient driver version to profile on device", "use another GPU or driver"),
-    ("Failed to open/create lock file", LOCK_REMEDY),
-    ("InterprocessLockFailed", LOCK_REMEDY),
-    ("Failed to create temporary file", "set TMPDIR to a folder that exists and has room"),
-    ("Failed to lock GPU clock frequencies", CLOCKS_REMEDY),
-    ("Cannot lock GPU clock frequencies on MIG", CLOCKS_REMEDY),
-    ("did not match any section", "correct --ncu-args"),
-    ("does not exist or is not an executable", INTERPRETER_REMEDY),
-    ("The target application is not an executable binary", INTERPRETER_REMEDY),
-)
-FATAL_TEXT = rb"(?m)^==ERROR== .*(%s).*" % b"|".join(
-    re.escape(text.encode()) for text, _ in FATAL_TEXTS
-)
-# What ncu says before it starts anything; ncu 2022 prints option errors on stderr without a prefix.
-START_ERROR = (
-    rb"(?m)^(?:==ERROR== )?(?:(Nsight Compute failed to connect to the CUDA driver)"
-    rb"|unrecognised option|option is ambiguous|option '|the argument (?:for|\()).*"
-)
-# Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
-# "... or the user does not have permission", so this is looked for first.
-PASSING_TEXT = rb"(?m)^==ERROR== .*driver resource was unavailable.*"
-PASSING_PAUSES = (2.0, 4.0)
-# GPUs without DRAM counters (Jetson, GB10) refuse the bandwidth metric when asked by name.
-METRIC_REFUSED = (
-    rb"(?m)^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*"
-)
-# Why one kernel failed, the most telling first. What the application said is added.
-KERNEL_TROUBLES = (
-    (rb"(?m)^==ERROR== (Failed to (?:find|access).*metric.*)", "ncu refused a metric"),
-    (rb"(?m)^==ERROR== .*(LaunchFailed)", "the launch failed"),
-    (
-        rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
-        "the kernel's process failed",
-    ),
-    (rb"(?m)^==WARNING== No kernels were profiled", "no kernel was profiled"),
-)
-
-ASK_SECONDS = 120.0  # for what --python and nvidia-smi answer
-GRACE_SECONDS = 2.0  # between TERM and KILL
-BATCH_GRACE_SECONDS = 10.0  # ncu prints the results of a batch when it ends
 FOR_EVER = float("inf")
-POLL_SECONDS = 0.25
-READABLE = 1  # selectors.EVENT_READ
-# How a run ended that was not the kernel's fault
-STOPPED = "stopped"
-CANNOT_START = "cannot be started"
-OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
-TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
-HELD_PAUSE = 0.25  # seconds until a kernel that another run holds is looked at again
-BATCH_LIMIT = 500
-SPARE_DESCRIPTORS = 40  # files that are open besides the locks of batches
-BATCHES_IN_COMPANY = 3  # batches that end before its turn, until a kernel gets one of its own
-ERROR_TEXT_LIMIT = 20_000
-LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
-LISTED_WARNINGS = 10
-SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
-WARM_UP = 8  # look-ups before the speed is judged
-READERS = 32  # threads that read ahead there
-
-HARNESS_REMEDY = "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none"
-
-
-class UsageError(Exception):
-    """A mistake of the user's, or of the environment: one line on stderr, exit status 2."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -231,12 +57,16 @@ class UsageError(Exception):
 # ---------------------------------------------------------------------------------------------
 
 
+class UsageError(Exception):
+    """A mistake of the user's, or of the environment: one line on stderr, exit status 2."""
+
+
 @dataclass(eq=False)
 class LogLine:
-    """One row: torch's sixteen cells as text, exactly as read, further cells, four figures.
+    """One row: torch's sixteen cells as text, and the four figures that it came with.
 
-    Cells of columns that the table does not have are empty. The figures are those that the row
-    came with, None where it has none: the table is written with those of the kernel's log.
+    Cells are exactly as read; empty where the table has no such column. The table is written with
+    the figures of the kernel's log, whatever the row came with.
     """
 
     model_name: str
@@ -255,24 +85,27 @@ class LogLine:
     ynumel: str
     rnumel: str
     kernel_args_num_gb: str
-    further_cells: tuple[str, ...] = ()
-    latency_us_under_profiling: float | None = None
-    ncu_duration_us: float | None = None
-    ncu_mem_bw_gbps: float | None = None
-    ncu_mem_accessed_gb: float | None = None
+    latency_us_under_profiling: str = ""
+    ncu_duration_us: str = ""
+    ncu_mem_bw_gbps: str = ""
+    ncu_mem_accessed_gb: str = ""
+
+
+# The columns of torch's kernel_metadata table (torch 2.3) in its order, and ours.
+COLUMNS = tuple(LogLine.__annotations__)
+TABLE_COLUMNS, FIGURE_COLUMNS = COLUMNS[:16], COLUMNS[16:]
 
 
 @dataclass(eq=False, repr=False)
 class Log:
     """What a valid log says."""
 
-    __slots__ = ("bandwidth", "compute_capability", "figures", "source_hash", "tuned")
+    __slots__ = ("bandwidth", "compute_capability", "figures", "tuned")
 
     figures: str  # the four cells, as they are written
     bandwidth: bool  # False: the GPU has no DRAM counters
     compute_capability: str  # "9.0"; empty where ncu (2022 and older) does not print it
     tuned: bool  # the tuned launch was profiled, not the first one
-    source_hash: str  # of the kernel file that was measured; empty: not known
 
 
 @dataclass(eq=False, repr=False)
@@ -282,28 +115,24 @@ class Failure:
     kind: str  # few words, the same for like failures: what the summary counts
     detail: str = ""
     remedy: str = ""  # set when every kernel would fail this way
+    words: str = ""  # all that the kernel said of it, where ncu's text does not hold that
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 class Kernel:
-    """One kernel file, and what is known of it so far."""
+    """One kernel file, and what became of it."""
 
     log: Log | None = None
     failure: Failure | None = None
     profiled = False  # by this run
+    failed_before = False
+    # What the table says of it
     claims = 0  # rows whose kernel_args_num_gb is suspiciously large
     claimed_gb = ""  # what the first of them says
-    had_figures = 0  # rows that came with figures
     misread_gb = False  # torch misread that figure's exponent
-    failed_before = False
-    # How to go on with a kernel that was put back
-    due = 0.0  # time.monotonic() before which it is not tried again
-    pauses = 0  # passing failures so far
-    batches = 0  # batches that ended before this kernel had its turn
-    alone = False  # in a batch of its own
-    plain = False  # not in a batch at all
+    had_figures = 0  # rows that came with figures
 
     def __init__(self, name: str, path: str) -> None:
         self.name = name
@@ -317,44 +146,303 @@ class Kernel:
     def error_path(self) -> str:
         return self.log_path + ".err"
 
-
-@dataclass(eq=False, repr=False)
-class Source:
-    """A kernel file as it is about to be measured."""
-
-    kernel: Kernel
-    sha256: str
-    function: str  # the Triton function, "triton_" with plain names
-    batchable: bool  # has get_args() and call()
-    other_device: bool  # names a GPU other than the first
-
-
-@dataclass(eq=False, repr=False)
-class Run:
-    """What one ncu printed, and how it ended."""
-
-    command: str  # as pasted into a shell
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    ended: str = ""  # why we ended it; empty when it ended by itself
-    status: int = 0
-    started: bool = False  # a batch's first kernel: from then on stderr is the kernels' own
-
     @property
-    def begun(self) -> bool:
-        """Whether the application has come as far as to use the GPU."""
-        return self.started or b"==PROF== Connected" in self.stdout
+    def state(self) -> str:
+        """What the summary counts: cached, profiled, failed, or no log."""
+        if self.log:
+            return "profiled" if self.profiled else "cached"
+        return "failed" if self.failure else "no log"
 
-    @property
-    def said(self) -> bytes:
-        """What can be ncu's own words: on stderr only before the application has begun."""
-        return self.stdout if self.begun else self.stdout + b"\n" + self.stderr
+
+class Options(argparse.Namespace):
+    """What the command line says, and what it comes to."""
+
+    input: str
+    output: str
+    model_name: str
+    table_only: bool
+    quiet: bool
+    force: bool
+    cached_only: bool
+    dry_run: bool
+    quick: bool
+    batch: int
+    gpus: str | None
+    shard: tuple[int, int] | None
+    ncu: str
+    ncu_args: list[str]
+    python: str
+    timeout: float
+    workers: list[str | None]  # the GPU of each, for CUDA_VISIBLE_DEVICES; None: as inherited
 
 
 # ---------------------------------------------------------------------------------------------
-# Parsing ncu's text
+# What is said to a person
 # ---------------------------------------------------------------------------------------------
+
+
+def last_line(text: bytes) -> bytes:
+    """Return the last line that says something: of a traceback, the error."""
+    return text.rstrip().rpartition(b"\n")[2]
+
+
+def encode(text: str) -> bytes:
+    """Return text for a log, whatever is in it."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def printable(text: bytes, limit: int = 300) -> str:
+    """Return bytes as one line for a person."""
+    line = " ".join(text.decode("utf-8", "replace").split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:limit]
+
+
+def show_time(seconds: float) -> str:
+    """Return a span as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class Reporter:
+    """Everything that is said to a person, on stderr; safe to call from every worker."""
+
+    def __init__(self) -> None:
+        self.quiet = False
+        self.terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._lock = threading.RLock()
+        self._drawn = 0  # width of the status line that stands there
+        self._due = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a line, the status line out of its way."""
+        with self._lock:
+            self._draw("")
+            self._write(text + "\n")
+
+    def tell(self, text: str) -> None:
+        """Print what --quiet leaves out."""
+        if not self.quiet:
+            self.say(text)
+
+    def warn(self, *texts: str) -> None:
+        """Print warnings; of many the first ten, and how many more there are."""
+        for text in texts[:10]:
+            self.say(f"warning: {text}")
+        if len(texts) > 10:
+            self.say(f"warning: and {len(texts) - 10} more like this")
+
+    def status(self, text: Callable[[], str]) -> None:
+        """Redraw the status line of a terminal, a few times a second."""
+        if self.terminal and not self.quiet and time.monotonic() >= self._due:
+            self._due = time.monotonic() + 0.1
+            self._draw(text())
+
+    def _draw(self, text: str) -> None:
+        """Draw the status line, or take it away; it has no other use of control characters."""
+        with self._lock:
+            if text or self._drawn:
+                with contextlib.suppress(OSError):
+                    columns = os.get_terminal_size(sys.stderr.fileno()).columns
+                    text = text[: columns - 1] if columns else text
+                self._write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
+                self._drawn = len(text)
+
+    def _write(self, text: str) -> None:
+        """Write to stderr; that nobody reads it any more stops nothing."""
+        try:
+            if sys.stderr:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+        except OSError:  # its reader is gone; or Python tries again when it ends, and exits 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+class Progress:
+    """How far a run is: what is said while it goes on."""
+
+    def __init__(self, kernels: list[Kernel], reporter: Reporter) -> None:
+        self.kernels = kernels
+        self.reporter = reporter
+        self.begin = FOR_EVER  # of profiling, by time.monotonic()
+
+    def count(self) -> Counter[str]:
+        """Return how many kernels are in each state."""
+        return Counter(kernel.state for kernel in self.kernels)
+
+    def done(self) -> int:
+        """Return how many kernels are done with."""
+        return len(self.kernels) - self.count()["no log"]
+
+    def tick(self) -> None:
+        """Redraw the status line, if it is time."""
+        self.reporter.status(self.status)
+
+    def status(self) -> str:
+        """Return the status line. The rate is that of all workers together."""
+        counts = self.count()
+        left = counts["no log"]
+        text = f"{len(self.kernels) - left}/{len(self.kernels)} done"
+        text += "".join(f", {counts[state]} {state}" for state in ("cached", "profiled", "failed"))
+        measured = counts["profiled"] + counts["failed"]
+        if measured:
+            rate = (time.monotonic() - self.begin) / measured
+            text += f", {rate:.1f} s/kernel, ETA {show_time(rate * left)}"
+        return text
+
+    def report(self, kernel: Kernel, seconds: float) -> None:
+        """Say what became of a kernel."""
+        if not kernel.failure and (not kernel.profiled or self.reporter.terminal):
+            return self.tick()
+        total = str(len(self.kernels))
+        named = printable(encode(f"{kernel.name} {kernel.path}"), limit=10_000)
+        line = f"[{self.done():{len(total)}}/{total}] {seconds:.1f}s {named}"
+        if kernel.failure:
+            self.reporter.say(f"{line} failed: {kernel.failure}")
+        else:
+            self.reporter.tell(line)
+        self.tick()
+
+
+# ---------------------------------------------------------------------------------------------
+# Files that are read at once, and written whole or not at all
+# ---------------------------------------------------------------------------------------------
+
+OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
+READ_SIZE = 1 << 16  # most logs and kernels come at once
+
+
+def read_bytes(path: str) -> bytes:
+    """Return a file's bytes; raises OSError also when it is absurdly large."""
+    # A FIFO of that name must not stop us: without O_NONBLOCK its opening would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        data = os.read(descriptor, READ_SIZE)
+        if len(data) < READ_SIZE:
+            return data
+        chunks = [data]
+        while chunks[-1] and len(chunks) * READ_SIZE <= 2 * OUTPUT_LIMIT:
+            chunks.append(os.read(descriptor, READ_SIZE))
+        if chunks[-1]:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return b"".join(chunks)
+    finally:
+        os.close(descriptor)
+
+
+def read_if_there(path: str) -> bytes | None:
+    """Return a file's bytes, None where it cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return None
+
+
+def temporary_beside(path: str) -> str:
+    """Return a name for a file that becomes `path`; nothing takes it for a log or a kernel."""
+    name = f".parse_kernel_metadata_csv-{os.urandom(8).hex()}.tmp"
+    return os.path.join(os.path.dirname(path), name)
+
+
+def write_whole(path: str, fill: Callable[[BinaryIO], object], keep_mode: bool = False) -> None:
+    """Replace a file by what `fill` writes, or leave everything as it was and raise OSError.
+
+    The new file has the permissions that umask gives, or those of the old one. It is not synced:
+    what a power failure tears is not a valid log.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with open(temporary, "xb") as stream:
+            fill(stream)
+        if keep_mode and os.path.exists(path):
+            old = os.stat(path)
+            with contextlib.suppress(PermissionError):
+                os.chown(temporary, old.st_uid, old.st_gid)
+            os.chmod(temporary, old.st_mode & 0o777)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+STDOUT = ("-", "/dev/stdout")
+# Names of open files: replaced by name, the file would lose what a shell's >> has it keep.
+OPEN_FILES = ("/dev/fd/", "/dev/stderr", "/proc/")
+
+
+def find_target(path: str, source: str) -> str | None:
+    """Return the regular file that the output replaces; None when it is written directly.
+
+    Raises UsageError when it cannot be written, so that this is known before the first kernel.
+    """
+    path = path or os.curdir
+    try:
+        if path in STDOUT and sys.stdout is None:
+            raise UsageError("cannot write to stdout: it is closed")
+        if os.path.exists(path) or path in STDOUT:
+            status = os.fstat(1) if path in STDOUT else os.stat(path)
+            if stat.S_ISDIR(status.st_mode):
+                raise UsageError(f"the output {path} is a folder")
+            if stat.S_ISREG(status.st_mode) and is_same_file(source, status):
+                raise UsageError(f"the output {path} is the input; give it another name")
+            if path in STDOUT:
+                os.write(1, b"")  # fails when it is open for reading only
+                return None
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            if not stat.S_ISREG(status.st_mode) or path.startswith(OPEN_FILES):
+                return None
+            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # its owner can have said no
+        target = os.path.realpath(path)
+        probe = temporary_beside(target)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        os.unlink(probe)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    return target
+
+
+def is_same_file(source: str, other: os.stat_result) -> bool:
+    """Tell whether the input is that file, also when it comes on stdin."""
+    try:
+        return os.path.samestat(os.fstat(0) if source == "-" else os.stat(source), other)
+    except OSError:
+        return False
+
+
+def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], object]) -> None:
+    """Write the output: a file that is replaced, stdout, or what can only be opened."""
+    try:
+        if target is not None:
+            write_whole(target, fill, keep_mode=True)
+        else:
+            with open(1 if path in STDOUT else path, "ab", closefd=path not in STDOUT) as stream:
+                fill(stream)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# ncu's text
+# ---------------------------------------------------------------------------------------------
+
+# What takes a unit to microseconds. ncu spells units out up to about 2024.2.
+TIME_UNITS = {
+    **{b"nsecond": b"e-3", b"usecond": b"e0", b"msecond": b"e3", b"second": b"e6"},
+    **{b"ns": b"e-3", b"us": b"e0", b"ms": b"e3", b"s": b"e6"},
+}
+# What takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
+PREFIXES = {b"": b"e-9", b"K": b"e-6", b"M": b"e-3", b"G": b"e0", b"T": b"e3"}
+BANDWIDTH_UNITS = {
+    prefix + unit: exponent
+    for prefix, exponent in PREFIXES.items()
+    for unit in (b"byte/second", b"byte/s")
+}
+# --print-units base: whole nanoseconds, bytes per second. Only here can a dot group digits alone.
+BASE_UNITS = frozenset((b"nsecond", b"ns", b"byte/second", b"byte/s"))
+
+DURATION_METRIC = "gpu__time_duration.sum"
+BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
 
 # Thousands are grouped by the locale's separator (en 1,234.50; de 1.234,50; fr 1 234,50 with any
 # of three spaces; ch 1'234.50) or in lakhs (en_IN 12,34,567.89). \udca0: a Latin-1 no-break space.
@@ -514,7 +602,6 @@ def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Fa
 # The lines that this program puts before ncu's text.
 HEADER = re.compile(rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n")
 
-
 TRITON_ANNOUNCED = rb'==PROF== Profiling "[^"\n]*triton'
 
 
@@ -541,122 +628,179 @@ def parse_log(text: bytes) -> Log | Failure:
     duration, bandwidth = values
     measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
     header = HEADER.match(text)
-    return Log(
-        f"{latency!r},{duration!r},{measured}",
-        bandwidth is not None,
-        sys.intern(result.compute_capability),
-        bool(header and header[2] == b"tuned"),
-        header[1].decode() if header else "",
-    )
-
-
-def last_line(text: bytes) -> bytes:
-    """Return the last line that says something: of a traceback, the error."""
-    return text.rstrip().rpartition(b"\n")[2]
-
-
-def encode(text: str) -> bytes:
-    """Return text for a log, whatever is in it."""
-    return text.encode("utf-8", "backslashreplace")
-
-
-def printable(text: bytes, limit: int = 300) -> str:
-    """Return bytes as one line for a person."""
-    line = " ".join(text.decode("utf-8", "replace").split())
-    return "".join(c if c.isprintable() else "?" for c in line)[:limit]
-
-
-def find_fatal(run: Run) -> Failure | None:
-    """Return what ncu said if every other kernel would fail the same way."""
-    if run.ended.startswith(CANNOT_START):
-        return Failure(
-            f"ncu {run.ended}", remedy="correct --ncu, or have fewer kernels in a --batch"
-        )
-    match = re.search(FATAL_TEXT, run.said)
-    if match:
-        remedy = dict(FATAL_TEXTS)[match[1].decode()]
-        return Failure("ncu cannot profile here", printable(match[0]), remedy)
-    match = None if run.begun else re.search(START_ERROR, run.said)
-    if match:
-        remedy = dict(FATAL_TEXTS)[match[1].decode()] if match[1] else "correct --ncu-args"
-        return Failure("ncu refused to start", printable(match[0]), remedy)
-    return None
-
-
-def find_trouble(run: Run) -> Failure | None:
-    """Return why this kernel failed, where ncu or we ourselves say so."""
-    last_words = printable(last_line(run.stderr))
-    if run.ended:
-        return Failure(run.ended, last_words)
-    for pattern, kind in KERNEL_TROUBLES:
-        match = re.search(pattern, run.stdout)
-        if match:
-            said = match[1].decode() if match.lastindex else ""
-            return Failure(kind, ": ".join(filter(None, (said, last_words))))
-    return None
+    tuned = header is not None and header[2] == b"tuned"
+    figures = f"{latency!r},{duration!r},{measured}"
+    return Log(figures, bandwidth is not None, sys.intern(result.compute_capability), tuned)
 
 
 # ---------------------------------------------------------------------------------------------
-# The table
+# The cache: <kernel>.ncu beside <kernel>.py
+# ---------------------------------------------------------------------------------------------
+
+# Python prints floats below 1e-4 (kernels under 100 kB) with an exponent of two digits.
+NUM_GB = re.compile(r"'kernel_num_gb': (?:([0-9]+(?:\.([0-9]+))?)(?:e-([0-9]{2}))?|None)[,}]")
+
+
+def is_exponent_misread(cell: str, source: bytes) -> bool:
+    """Whether a kernel_args_num_gb cell is the kernel's kernel_num_gb less its exponent.
+
+    torch reads 'kernel_num_gb': 5.6e-06 with a regex that stops at the e, and writes 5.600000.
+    """
+    match = NUM_GB.search(source.decode("utf-8", "replace"))
+    if match is None or not match[3]:
+        return False
+    try:
+        return f"{float(cell):.6f}" == f"{float(match[1]):.6f}"
+    except ValueError:
+        return False
+
+
+def hash_source(source: bytes) -> bytes:
+    """Return what sha256sum prints for a kernel file."""
+    import hashlib
+
+    return hashlib.sha256(source).hexdigest().encode()
+
+
+def look_up(kernel: Kernel) -> None:
+    """Find the kernel's log, if it has a valid one that measured the file as it is now.
+
+    One look at each file: the log first, the kernel only where the log or the table asks for it.
+    """
+    text = read_if_there(kernel.log_path)
+    log = parse_log(text) if text else None
+    kernel.log = log if isinstance(log, Log) else None
+    header = HEADER.match(text) if text and kernel.log else None
+    source = read_if_there(kernel.path) if header or kernel.claims else None
+    if source is not None:
+        kernel.misread_gb = bool(kernel.claims) and is_exponent_misread(kernel.claimed_gb, source)
+        if header and header[1] != hash_source(source):
+            kernel.log = None
+
+
+SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
+WARM_UP = 8  # look-ups before the speed is judged: imports and patterns to compile
+READERS = 32  # threads that read ahead there
+
+
+def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[], None]) -> None:
+    """Look every kernel up; by several threads at a time where opening a file is slow."""
+    rest = iter(kernels)  # shared: taking the next is atomic
+
+    def read(patience: float) -> None:
+        begin = time.perf_counter()
+        for count, kernel in enumerate(rest, 1):
+            look_up(kernel)
+            if count & 7:
+                continue
+            tick()
+            if count == WARM_UP:
+                begin = time.perf_counter()
+            elif time.perf_counter() - begin > patience * (count - WARM_UP):
+                return
+            if stop.requested:
+                return
+
+    read(SLOW_OPEN)
+    if length_hint(rest) and not stop.requested:
+        readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+
+
+@dataclass(eq=False, repr=False)
+class Source:
+    """A kernel file as it is about to be measured."""
+
+    kernel: Kernel
+    sha256: bytes
+    function: bytes  # the Triton function, "triton_" with plain names
+    batchable: bool  # has get_args() and call()
+    device: int  # the GPU that it names, as CUDA counts those that are visible
+
+
+def inspect_source(kernel: Kernel) -> Source | Failure:
+    """Read a kernel file that is about to be measured."""
+    text = read_if_there(kernel.path)
+    if text is None:
+        return Failure("no kernel file" if not os.path.exists(kernel.path) else "not readable")
+    main = rb"(?m)^if __name__ == ['\"]__main__['\"]"
+    if b"@triton_heuristics." in text and not re.search(main, text):
+        return Failure(
+            "no benchmark harness",
+            "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none",
+        )
+    function = re.search(rb"(?m)^def (triton\w*)\(", text)
+    batchable = b"\ndef get_args(" in text and b"\ndef call(" in text
+    devices = re.findall(rb"(?:cuda:|set_device\(|_DeviceGuard\()([0-9]{1,4})", text)
+    device = max(map(int, devices), default=0)
+    return Source(kernel, hash_source(text), function[1] if function else b"", batchable, device)
+
+
+def compose_header(source: Source, launch: str, command: str) -> bytes:
+    """Return the first lines of a log: what was measured, and how."""
+    header = b"# source sha256: %s\n# launch: %s launch\n# command: %s\n"
+    return header % (source.sha256, launch.encode(), os.fsencode(command.replace("\n", "?")))
+
+
+STDERR_MARK = b"==STDERR== "
+STDERR_LIMIT = 1 << 20  # bytes of it that are kept
+
+
+def compose_text(stderr: bytes, stdout: bytes) -> bytes:
+    """Return what a log holds of one ncu's output.
+
+    stderr comes first and behind a mark of its own, so that nothing in it can be taken for ncu's.
+    """
+    lines = stderr[-STDERR_LIMIT:].rstrip(b"\n").split(b"\n") if stderr else []
+    return b"".join(STDERR_MARK + line + b"\n" for line in lines) + stdout
+
+
+@contextlib.contextmanager
+def kernel_lock(path: str) -> Iterator[bool]:
+    """Hold the kernel file's lock, so that of several runs one profiles it; False: held elsewhere.
+
+    The kernel frees it when the process is gone, however. On NFS an exclusive lock needs a file
+    that is open for writing. Where there are no locks we go on: logs are renamed into place.
+    """
+    import fcntl
+
+    descriptor = -1
+    try:
+        for mode in (os.O_RDWR, os.O_RDONLY):
+            try:
+                descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
+                break
+            except OSError as error:
+                if error.errno == errno.EMFILE:  # no reason to go on without the lock
+                    yield False
+                    return
+        try:
+            if descriptor >= 0:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------
+# The table: rows, their kernels, shards
 # ---------------------------------------------------------------------------------------------
 
 # Cells that are paths are looked up as they stand, so they are decoded as file names are.
 ENCODING = sys.getfilesystemencoding()
 BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode(ENCODING, "surrogateescape")
-
-
-class Layout:
-    """The columns of a table, and how its cells make a LogLine."""
-
-    def __init__(self, header: list[str]) -> None:
-        """Find the columns by name; of two with one name, the second is a further one."""
-        missing = [column for column in REQUIRED_COLUMNS if column not in header]
-        if missing:
-            raise UsageError(f"the input has no column {' and no '.join(missing)}")
-        places = {column: at for at, column in reversed(list(enumerate(header)))}
-        absent = len(header)  # where parse() puts an empty cell
-        own = [places.get(column, absent) for column in TABLE_COLUMNS]
-        self._own = itemgetter(*own)
-        self._figures = [places.get(column, absent) for column in FIGURE_COLUMNS]
-        self._further = [
-            at for at, column in enumerate(header) if at not in own and column not in MARKS
-        ]
-        # Has the table our columns already? Then each stays where it stands, and is filled anew.
-        self.marked = any(column in header for column in FIGURE_COLUMNS)
-        self.header = header + [column for column in FIGURE_COLUMNS if column not in header]
-
-    def parse(self, cells: list[str]) -> LogLine:
-        """Make a row of its cells, one for each column."""
-        cells = [*cells, ""]
-        values: Any = self._own(cells)
-        if self._further or self.marked:
-            further = tuple([cells[at] for at in self._further])
-            figures = [parse_float(cells[at]) for at in self._figures] if self.marked else ()
-            values = (*values, further, *figures)
-        return LogLine(*values)
-
-    def keep(self, text: str, cells: list[str]) -> str:
-        """Return a row's text: as it was read, or with marks where our columns stand."""
-        if not self.marked:
-            return text
-        pairs = itertools.zip_longest(self.header, cells, fillvalue="")
-        return join_cells(MARKS.get(column, cell) for column, cell in pairs)
-
-
-# Stand for a figure in the text of a row. Nothing that is decoded can hold this surrogate: what is
-# no text becomes \udc80 to \udcff.
-MARKS = {column: f"\ud800{at}" for at, column in enumerate(FIGURE_COLUMNS)}
-
-
 LINE_END = "\r\n"
-
-
-def parse_float(text: str) -> float | None:
-    """Return a figure that a row came with."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
+# A kernel rarely moves a gigabyte; where it says so, torch may have dropped an exponent.
+SUSPICIOUS_GB = frozenset("123456789")
 
 
 def join_cells(cells: Iterable[str]) -> str:
@@ -668,26 +812,97 @@ def join_cells(cells: Iterable[str]) -> str:
 
 
 class Table:
-    """The rows that are worked on, as text, and what was left out."""
+    """The rows that are worked on, each as its text, and what was left out.
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    A row is kept as it was read, less the cells of our columns where the input has them: the
+    output is that text and the figures of the row's kernel.
+    """
+
+    def __init__(self, header: list[str], folder: str = "") -> None:
+        """Find the columns by name; of two with one name the first counts."""
+        required = ("kernel_name", "kernel_path", "kernel_category")
+        missing = [column for column in required if column not in header]
+        if missing:
+            raise UsageError(f"the input has no column {' and no '.join(missing)}")
+        places = {column: at for at, column in reversed(list(enumerate(header)))}
+        absent = len(header)  # where an empty cell is put
+        self._passed = [at for at, column in enumerate(header) if column not in FIGURE_COLUMNS]
+        self._whole = len(self._passed) == len(header)
+        columns = TABLE_COLUMNS if self._whole else COLUMNS
+        self._cells = itemgetter(*[places.get(column, absent) for column in columns])
+        self.header = [header[at] for at in self._passed]
+        self.folder = folder  # where relative paths are looked up, after the current one
         self.rows: list[str] = []  # some with their line end
         self.row_kernels: list[Kernel] = []  # the kernel of each row
         self.kernels: dict[str, Kernel] = {}  # by kernel_path
         self.torn: list[int] = []  # line numbers
         self.foreach = 0
 
-    def add(self, line: LogLine, text: str, folder: str) -> bool:
+    def add(self, cells: list[str], text: str) -> bool:
         """Keep a row, unless it is foreach, which has no benchmark harness; False: no kernel."""
+        line = LogLine(*self._cells([*cells, ""]))
         if line.kernel_category == "foreach":
             self.foreach += 1
         elif not line.kernel_path.endswith(".py"):
             return False
         else:
-            self.rows.append(text)
-            self.row_kernels.append(find_kernel(line, folder, self.kernels))
+            kept = text if self._whole else join_cells([cells[at] for at in self._passed])
+            self.rows.append(kept)
+            self.row_kernels.append(self._kernel_of(line))
         return True
+
+    def _kernel_of(self, line: LogLine) -> Kernel:
+        """Return a row's kernel, a new one for a file that no row named before."""
+        kernel = self.kernels.get(line.kernel_path)
+        if not kernel:
+            path = locate(line.kernel_path, self.folder)
+            kernel = self.kernels.get(path) or Kernel(line.kernel_name, path)
+            self.kernels[line.kernel_path] = self.kernels[path] = kernel
+        if line.kernel_args_num_gb[:1] in SUSPICIOUS_GB:
+            kernel.claims += 1
+            kernel.claimed_gb = kernel.claimed_gb or line.kernel_args_num_gb
+        if line.ncu_duration_us:
+            kernel.had_figures += 1
+        return kernel
+
+    def keep_shard(self, shard: tuple[int, int] | None) -> list[Kernel]:
+        """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
+        unique = list(dict.fromkeys(self.row_kernels))
+        if not shard:
+            return unique
+        chosen = unique[shard[0] - 1 :: shard[1]]
+        mine = set(chosen)
+        kept = [pair for pair in zip(self.rows, self.row_kernels) if pair[1] in mine]
+        self.rows = [row for row, _ in kept]
+        self.row_kernels = [kernel for _, kernel in kept]
+        return chosen
+
+
+def locate(path: str, folder: str) -> str:
+    """Return a kernel's absolute path: from the current directory, else from the table's folder.
+
+    A log alone counts too: it stays valid when its kernel file is gone.
+    """
+    if os.path.isabs(path):
+        return make_absolute(path)
+    candidates = [make_absolute(path), make_absolute(os.path.join(folder, path))]
+    for candidate in candidates:
+        if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
+            return candidate
+    return candidates[0]
+
+
+def make_absolute(path: str) -> str:
+    """Return an absolute path, the same for all spellings that differ in `.` and `//` alone.
+
+    `..` is not cut out of a path: what is before it can be a link.
+    """
+    if path.startswith("/") and "/." not in path and "//" not in path:
+        return path
+    if ".." in path.split("/"):
+        folder, name = os.path.split(path)
+        return os.path.join(os.path.realpath(folder), name)
+    return "/" + os.path.abspath(path).lstrip("/")
 
 
 def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]]:
@@ -730,17 +945,14 @@ def read_table(stream: Iterable[str], folder: str) -> Table:
     _, _, header = next(records, (0, 0, None))
     if not header:
         raise UsageError("the input has no header")
-    layout = Layout(header)
-    table = Table(layout)
+    table = Table(header, folder)
     again = [BYTE_ORDER_MARK + header[0], *header[1:]]
     for begin, end, cells in records:
         if cells in (header, again):
             continue
-        if cells is not None:
-            text = lines[begin] if end == begin + 1 else "".join(lines[begin:end])
-            if table.add(layout.parse(cells), layout.keep(text, cells), folder):
-                continue
-        table.torn.append(begin + 1)
+        text = lines[begin] if end == begin + 1 else "".join(lines[begin:end])
+        if cells is None or not table.add(cells, text):
+            table.torn.append(begin + 1)
     return table
 
 
@@ -756,26 +968,16 @@ def open_table(path: str) -> TextIO:
 
 
 def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
-    """Write the table with its figures: what its rows say stays as it was read."""
+    """Write the table, with its figures or without."""
     text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
     try:
-        header = table.layout.header if figures else table.layout.header[: -len(FIGURE_COLUMNS)]
-        text.write(join_cells(header) + "\n")
+        text.write(join_cells([*table.header, *FIGURE_COLUMNS[: 4 * figures]]) + "\n")
         for row, kernel in zip(table.rows, table.row_kernels):
-            row = row.rstrip(LINE_END)
-            if figures:
-                known = kernel.log.figures if kernel.log else ",,,"
-                row = fill_marks(row, known) if table.layout.marked else f"{row},{known}"
-            text.write(row + "\n")
+            known = f",{kernel.log.figures if kernel.log else ',,,'}" if figures else ""
+            text.write(f"{row.rstrip(LINE_END)}{known}\n")
         text.flush()
     finally:
         text.detach()
-
-
-def fill_marks(row: str, figures: str) -> str:
-    """Put figures where a row has marks."""
-    cells = figures.split(",")
-    return re.sub("\ud800([0-3])", lambda mark: cells[int(mark[1])], row)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -786,43 +988,31 @@ def fill_marks(row: str, figures: str) -> str:
 class NoRow(enum.Enum):
     """Why a Python file of an Inductor cache gives no row; the value is for people."""
 
-    OTHER = "not a kernel file"
-    WRAPPER = "wrapper module"
-    USER = "user-written kernel"
+    OTHER = "without a kernel of the table"  # modules that quote kernels, candidates, user kernels
     FOREACH = "foreach kernel"
-    CANDIDATE = "candidate that torch only benchmarked"
-    NO_HARNESS = "kernel without a benchmark harness"
+    NO_HARNESS = "kernel without one: TORCHINDUCTOR_BENCHMARK_KERNEL=1 was not set"
     DAMAGED = "cut short or damaged"
 
 
+# A kernel file is imports, a decorator that says what the kernel is, the function, the harness.
+HARNESS_IMPORT = "\nfrom torch._dynamo.testing import rand_strided"
 DECORATOR = "\n@triton_heuristics."
-DECORATOR_BYTES = DECORATOR.encode()
-HARNESS_IMPORT = b"\nfrom torch._dynamo.testing import rand_strided"
-HARNESS_START = "\ndef get_args("
+DEF = "\ndef triton_"  # also with plain names, where the function is called triton_
+ARGUMENTS = re.compile(r"\w*\(.*?\):")
+# The harness, or (flex attention) a helper. Not a line of the function that has lost its
+# indentation: an indented one would follow.
+NEXT_STATEMENT = re.compile(r"\n(?:(def |@|\w[^\n]*\n(?![ \t]+\S))|\w)")
 HARNESS_MAIN = "\nif __name__ == '__main__':"
 HARNESS_END = 'GB/s")'  # of the print that ends the harness, the same in torch 2.2 to 2.15
 
 # torch's get_kernel_category_by_source_code knows these and foreach; any other is "unknown",
 # such as cooperative_reduction (whose kernels it therefore names triton_unk_...).
 CATEGORIES = frozenset(("persistent_reduction", "pointwise", "reduction", "split_scan", "template"))
-# torch asserts that these say their hints; a template has no size_hints.
-WITH_SIZE_HINTS = frozenset(("persistent_reduction", "pointwise", "reduction", "split_scan"))
-WITH_REDUCTION_HINT = frozenset(("persistent_reduction", "reduction"))
-
 KERNEL_NAME = re.compile(r"'kernel_name': '([\w.]+)'")
 # A list up to torch 2.5, a dict since 2.6.
 SIZE_HINTS = re.compile(r"size_hints=(\[[0-9, ]*\]|\{[^{}]*\}),")
 REDUCTION_HINT = re.compile(r"reduction_hint=ReductionHint\.(\w+),")
-# Python prints floats below 1e-4 (kernels under 100 kB) with an exponent of two digits.
-NUM_GB = re.compile(r"'kernel_num_gb': (?:([0-9]+(?:\.([0-9]+))?)(?:e-([0-9]{2}))?|None)[,}]")
-DEF = "\ndef triton_"  # also with plain names, where the function is called triton_
-ARGUMENTS = re.compile(r"def \w+\(.*?\):")
-# The name is looked for backwards: a pattern that starts with a literal is searched fast.
-NUMEL = re.compile(r"(numel) = ([0-9]{1,19})$", re.MULTILINE)
-# What ends the function: the harness, or (flex attention) a helper that follows the kernel.
-NEXT_STATEMENT = re.compile(r"\n(?=[@\w])")
-# Not a line of the function that has lost its indentation: an indented one would follow.
-AFTER_FUNCTION = re.compile(r"def |@|[^\n]*\n(?![ \t]+\S)")
+NUMEL = re.compile(r"\n +(\w+numel) = ([0-9]{1,19})$", re.MULTILINE)  # none of a dynamic size
 # inspect.getsource, which torch counts in, drops such lines after the last statement.
 NOT_OF_BODY = re.compile(r"\s*$| {0,3}#")
 
@@ -833,174 +1023,85 @@ def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | NoRow:
     By the definitions of torch/_inductor/metrics.py (the same in torch 2.3 to 2.15), without
     running the file. Never raises.
     """
-    # The cheap tests come first: half of the bytes of a cache are in wrapper modules.
-    start = source.find(DECORATOR_BYTES)
-    if start < 0:
-        return judge_without_kernel(source)
-    if source.find(b"AsyncCompile", 0, start) >= 0:
-        return NoRow.WRAPPER
-    try:
-        text = source.decode()
-    except UnicodeDecodeError:
-        return NoRow.DAMAGED
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return judge_with_kernel(text, path)
-
-
-def judge_without_kernel(source: bytes) -> NoRow:
-    """What a source without a kernel's decorator is."""
     if b"AsyncCompile" in source:
-        return NoRow.WRAPPER  # of a graph without generated kernels, or for the CPU
-    return NoRow.DAMAGED if HARNESS_IMPORT in source else NoRow.OTHER
-
-
-def judge_with_kernel(text: str, path: str) -> dict[str, str] | NoRow:
-    """The row of a source that has a kernel's decorator, or why there is none."""
-    start = text.find(DECORATOR)
-    # Other modules quote kernels in strings.
-    if is_inside_string(text, start):
-        return NoRow.WRAPPER
-    decorator = text[start + len(DECORATOR) : text.find("(", start)]
-    if decorator == "user_autotune":
-        return NoRow.USER
-    name = KERNEL_NAME.search(text, start)
-    if name is None or "\0" in text or text.find(DECORATOR[1:], start + 2) >= 0:
+        return NoRow.OTHER  # the module of a graph, which quotes its kernels
+    text = source.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+    head, _, kernel = text.partition(DECORATOR)
+    decorator, _, rest = kernel.partition(DEF)
+    function, _, main = rest.partition(HARNESS_MAIN)
+    category = decorator.partition("(")[0]
+    name = KERNEL_NAME.search(decorator)
+    end = NEXT_STATEMENT.search(function)
+    has_harness = HARNESS_IMPORT in head
+    is_quoted = head.count("'''") % 2 or head.count('"""') % 2
+    is_candidate = name and name[1].startswith("Placeholder.")  # torch only benchmarked it
+    if is_quoted or is_candidate or category == "user_autotune" or not (kernel or has_harness):
+        return NoRow.OTHER
+    if not name or not rest or DECORATOR.strip() in kernel or "\0" in text or "\ufffd" in text:
         return NoRow.DAMAGED
-    if decorator == "foreach":
+    if category == "foreach":
         return NoRow.FOREACH
-    if name[1].startswith("Placeholder."):
-        return NoRow.CANDIDATE
-    kernel = cut_out_kernel(text, start)
-    if isinstance(kernel, NoRow):
-        return kernel
-    category = decorator if decorator in CATEGORIES else "unknown"
-    return make_row(kernel, (name[1], path, category)) or NoRow.DAMAGED
-
-
-def is_inside_string(text: str, position: int) -> bool:
-    """Whether a triple-quoted string is open at a position."""
-    return bool(text.count("'''", 0, position) % 2 or text.count('"""', 0, position) % 2)
-
-
-def cut_out_kernel(text: str, start: int) -> str | NoRow:
-    """The kernel, from its decorator to the end of its function, once its harness is whole."""
-    definition = text.find(DEF, start)
-    main = text.find(HARNESS_MAIN, definition)
-    if main < 0 or definition < 0:
-        # Cut before the end of a harness, or compiled without TORCHINDUCTOR_BENCHMARK_KERNEL.
-        cut = definition < 0 or HARNESS_START in text or HARNESS_IMPORT.decode() in text
-        return NoRow.DAMAGED if cut else NoRow.NO_HARNESS
-    end = NEXT_STATEMENT.search(text, definition + len(DEF))
-    # A file that is still being written has no end.
-    if end is None or not AFTER_FUNCTION.match(text, end.end()):
+    if not main and not has_harness:
+        return NoRow.NO_HARNESS
+    if not end or not end[1] or not ARGUMENTS.match(function) or HARNESS_END not in main:
         return NoRow.DAMAGED
-    return text[start : end.start()] if text.find(HARNESS_END, main) >= 0 else NoRow.DAMAGED
-
-
-def make_row(kernel: str, name_path_category: tuple[str, str, str]) -> dict[str, str] | None:
-    """The row of a whole kernel; None where torch would not find what every such kernel has."""
-    name, path, category = name_path_category
-    function = kernel[kernel.index(DEF) + 1 :]
-    lines = function_lines(function)
-    size_hints = SIZE_HINTS.search(kernel)
-    hint = REDUCTION_HINT.search(kernel) if category in WITH_REDUCTION_HINT else None
-    num_gb = NUM_GB.search(kernel)
-    if (
-        not lines
-        or (size_hints is None and category in WITH_SIZE_HINTS)
-        or (hint is None and category in WITH_REDUCTION_HINT)
-        or (num_gb is None and "kernel_num_gb" in kernel)
-    ):
-        return None
     return {
         "model_name": "",
-        "kernel_name": name,
+        "kernel_name": name[1],
         "kernel_path": path,
-        "kernel_category": category,
-        "size_hints": size_hints[1] if size_hints else "",
-        "reduction_hint": hint[1] if hint else "",
-        **function_cells(lines),
-        "kernel_args_num_gb": num_gb_cell(num_gb) if num_gb else "",
+        **decorator_cells(category, decorator),
+        **function_cells(function[: end.start()]),
+        "kernel_args_num_gb": num_gb_cell(decorator),
     }
 
 
-def function_lines(function: str) -> list[str]:
-    """A function's lines as inspect.getsource has them, in which torch counts; none if torn."""
-    lines = function.splitlines()
+def decorator_cells(category: str, decorator: str) -> dict[str, str]:
+    """What torch finds in a kernel's decorator: its category and hints."""
+    known = category in CATEGORIES
+    size_hints = SIZE_HINTS.search(decorator)
+    hint = REDUCTION_HINT.search(decorator) if known and category.endswith("reduction") else None
+    return {
+        "kernel_category": category if known else "unknown",
+        "size_hints": size_hints[1] if size_hints else "",
+        "reduction_hint": hint[1] if hint else "",
+    }
+
+
+def num_gb_cell(decorator: str) -> str:
+    """Six decimals as torch writes them; every digit where torch misreads the exponent."""
+    match = NUM_GB.search(decorator)
+    if not match or not match[1]:
+        return ""
+    mantissa, decimals, exponent = match.groups()
+    places = len(decimals or "") + int(exponent) if exponent else 6
+    return f"{float(f'{mantissa}e-{exponent or 0}'):.{places}f}"
+
+
+def function_cells(source: str) -> dict[str, str]:
+    """What torch counts and finds in a kernel function, from its arguments on."""
+    lines = source.split("\n")
     while NOT_OF_BODY.match(lines[-1]):
         lines.pop()
-    # Something at the start of a line is not the function's end where a string or bracket is open.
-    is_open = lines[-1].count("(") > lines[-1].count(")") or is_inside_string(
-        function, len(function)
-    )
-    return lines if ARGUMENTS.match(lines[0]) and not is_open else []
-
-
-def num_gb_cell(match: re.Match[str]) -> str:
-    """Six decimals as torch writes them; every digit where torch misreads the exponent."""
-    mantissa, decimals, exponent = match.groups()
-    if not mantissa:
-        return ""
-    if not exponent:
-        return f"{float(mantissa):.6f}"
-    return f"{float(f'{mantissa}e-{exponent}'):.{len(decimals or '') + int(exponent)}f}"
-
-
-def function_cells(lines: list[str]) -> dict[str, str]:
-    """What torch counts and finds in a kernel function, from its "def" on."""
     function = "\n".join(lines)
-    literals = literal_numels(function)
+    sizes = dict(reversed(NUMEL.findall(function)))  # the first of a name counts
+    # Since torch 2.6 a reduction has dimensions of its own, and says rnumel = r0_numel.
+    reduced = [name for name in ("r0_numel", "r1_numel") if name in function] or ["rnumel"]
+    literal = all(name in sizes for name in reduced)
     return {
         "line_of_code": str(len(lines)),
         "num_load": str(function.count("tl.load")),
         "num_store": str(function.count("tl.store")),
         "num_for_loop": str(function.count("for ")),
         "num_atomic_add": str(function.count("tl.atomic_add")),
-        "num_args": str(lines[0].count(",", 0, lines[0].index("):")) + 1),
-        "xnumel": literals.get("xnumel", ""),
-        "ynumel": literals.get("ynumel", ""),
-        "rnumel": rnumel_cell(function, literals),
+        "num_args": str(function.count(",", 0, function.index("):")) + 1),
+        "xnumel": sizes.get("xnumel", ""),
+        "ynumel": sizes.get("ynumel", ""),
+        "rnumel": str(functools.reduce(mul, (int(sizes[n]) for n in reduced))) if literal else "",
     }
 
 
-def literal_numels(function: str) -> dict[str, str]:
-    """The first literal given to each ...numel; a dynamic size is given none."""
-    found: dict[str, str] = {}
-    for match in NUMEL.finditer(function):
-        name = function[function.rfind("\n", 0, match.start()) : match.end(1)].strip()
-        found.setdefault(name, str(int(match[2])))
-    return found
-
-
-def rnumel_cell(function: str, literals: dict[str, str]) -> str:
-    """The size of the whole reduction, blank unless it is literal."""
-    # Since torch 2.6 a reduction has dimensions of its own, and says rnumel = r0_numel.
-    if "r0_numel" not in function:
-        return literals.get("rnumel", "")
-    names = ("r0_numel", "r1_numel") if "r1_numel" in function else ("r0_numel",)
-    if not all(name in literals for name in names):
-        return ""
-    sizes = [int(literals[name]) for name in names]
-    return str(functools.reduce(mul, sizes))
-
-
-def is_exponent_misread(cell: str, source: bytes) -> bool:
-    """Whether a kernel_args_num_gb cell is the kernel's kernel_num_gb less its exponent.
-
-    torch reads 'kernel_num_gb': 5.6e-06 with a regex that stops at the e, and writes 5.600000.
-    """
-    match = NUM_GB.search(source.decode("utf-8", "replace"))
-    if match is None or not match[3]:
-        return False
-    try:
-        return f"{float(cell):.6f}" == f"{float(match[1]):.6f}"
-    except ValueError:
-        return False
-
-
-def find_kernel_files(root: str, warn: Callable[[str], None]) -> list[str]:
-    """The regular files named *.py under a folder, in the order of their paths.
+def walk_python_files(root: str, warn: Callable[[str], None]) -> list[str]:
+    """The files named *.py under a folder, in the order of their paths.
 
     Linked folders are followed, those nearest to the file system's root first, unless they lead
     in or around what is read anyway.
@@ -1008,59 +1109,45 @@ def find_kernel_files(root: str, warn: Callable[[str], None]) -> list[str]:
     files: list[str] = []
     entered: list[str] = []
     links = [root]
+
+    def say(error: OSError) -> None:
+        warn(f"{error.filename}: passed over, {error.strerror}")
+
     while links:
         link = min(links, key=lambda path: (os.path.realpath(path).count(os.sep), path))
         links.remove(link)
         target = os.path.join(os.path.realpath(link), "")
         if any(target.startswith(other) or other.startswith(target) for other in entered):
             warn(f"{link}: passed over, it links to {target}, in or around what is read anyway")
-        else:
-            entered.append(target)
-            list_files(link, files, links, warn)
+            continue
+        entered.append(target)
+        for folder, folders, names in os.walk(link, onerror=say):
+            files += [os.path.join(folder, name) for name in names if name.endswith(".py")]
+            links += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
     return sorted(files)
 
 
-def list_files(
-    folder: str, files: list[str], links: list[str], warn: Callable[[str], None]
-) -> None:
-    """Collect the Python files under a folder, and the links to other folders."""
-    waiting = [folder]
-    while waiting:
-        path = waiting.pop()
-        try:
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    elif entry.is_symlink() and os.path.isdir(entry.path):
-                        links.append(entry.path)
-                    elif entry.name.endswith(".py"):
-                        # Not entry.is_file(), which raises for a link that leads round to itself
-                        if entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):
-                            files.append(entry.path)
-                        elif entry.is_symlink():
-                            warn(f"{entry.path}: passed over, a link that leads to no file")
-        except OSError as error:
-            warn(f"{path}: passed over, {error.strerror}")
-
-
-def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
+def read_directory(root: str, model_name: str, reporter: Reporter) -> Table:
     """Make the table of an Inductor cache, ordered by path."""
-    layout = Layout(list(TABLE_COLUMNS))
-    table = Table(layout)
+    table = Table([*TABLE_COLUMNS])
     counts = dict.fromkeys(NoRow, 0)
     warnings: list[str] = []
-    for path in find_kernel_files(os.path.abspath(root), warnings.append):
-        row = read_kernel_file(path, warnings.append)
+    for path in walk_python_files(os.path.abspath(root), warnings.append):
+        try:
+            row = parse_kernel_file(read_bytes(path), path)
+        except OSError as error:
+            row = NoRow.OTHER
+            warnings.append(f"{path}: passed over, {error.strerror}")
+        if row is NoRow.DAMAGED:
+            warnings.append(f"{path}: passed over, it is {row.value} (still being written?)")
         if isinstance(row, NoRow):
             counts[row] += 1
         else:
             row["model_name"] = model_name
             cells = [*row.values()]
-            table.add(layout.parse(cells), join_cells(cells), "")
-        reporter.redraw(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
-    warn_of_first(warnings, reporter)
-    reporter.status("")
+            table.add(cells, join_cells(cells))
+        reporter.status(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
+    reporter.warn(*warnings)
     table.foreach = counts[NoRow.FOREACH]
     if not table.rows:
         raise UsageError(nothing_found(root, counts))
@@ -1069,33 +1156,8 @@ def read_cache(root: str, model_name: str, reporter: Reporter) -> Table:
     return table
 
 
-def warn_of_first(warnings: list[str], reporter: Reporter) -> None:
-    """Say the first of many like warnings, and how many more there are."""
-    for warning in warnings[:LISTED_WARNINGS]:
-        reporter.warn(warning)
-    if len(warnings) > LISTED_WARNINGS:
-        reporter.warn(f"and {len(warnings) - LISTED_WARNINGS} more like this")
-
-
-def read_kernel_file(path: str, warn: Callable[[str], None]) -> dict[str, str] | NoRow:
-    """The row of one file; a file that cannot be read or has no end is warned of."""
-    try:
-        row = parse_kernel_file(read_bytes(path), path)
-    except OSError as error:
-        warn(f"{path}: passed over, {error.strerror}")
-        return NoRow.OTHER
-    if row is NoRow.DAMAGED:
-        warn(f"{path}: passed over, the kernel is cut short or damaged (still being written?)")
-    return row
-
-
 def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
     """What to say when a folder gave no row: what was looked for, and what there was."""
-    if counts[NoRow.NO_HARNESS]:
-        return (
-            f"{root}: {counts[NoRow.NO_HARNESS]} kernels, none with a benchmark harness:"
-            " TORCHINDUCTOR_BENCHMARK_KERNEL=1 was not set when they were compiled"
-        )
     seen = ", ".join(f"{count} x {what.value}" for what, count in counts.items() if count)
     return (
         f"{root}: no kernel found; looked for .py files with @triton_heuristics. at the start"
@@ -1104,403 +1166,28 @@ def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# Files that are written whole or not at all
-# ---------------------------------------------------------------------------------------------
-
-
-def write_whole(
-    path: str, fill: Callable[[BinaryIO], object], like: os.stat_result | None = None
-) -> None:
-    """Replace a file by what `fill` writes, or leave everything as it was and raise OSError.
-
-    The new file has the permissions that umask gives, or those of `like`. It is not synced: what
-    a power failure tears is not a valid log.
-    """
-    temporary = temporary_beside(path)
-    try:
-        with open(temporary, "xb") as stream:
-            fill(stream)
-        if like:
-            with contextlib.suppress(PermissionError):
-                os.chown(temporary, like.st_uid, like.st_gid)
-            os.chmod(temporary, like.st_mode & 0o777)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def temporary_beside(path: str) -> str:
-    """Return a name for a file that becomes `path`; nothing takes it for a log or a kernel."""
-    name = f".parse_kernel_metadata_csv-{os.urandom(8).hex()}.tmp"
-    return os.path.join(os.path.dirname(path), name)
-
-
-# A FIFO of that name must not stop us: without O_NONBLOCK its opening would wait for a writer.
-READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-READ_SIZE = 1 << 16  # most logs and kernels come at once
-
-
-def read_bytes(path: str) -> bytes:
-    """Return a file's bytes; raises OSError also when it is absurdly large."""
-    descriptor = os.open(path, READ_FLAGS)
-    try:
-        data = os.read(descriptor, READ_SIZE)
-        if len(data) < READ_SIZE:
-            return data
-        chunks = [data]
-        while chunks[-1] and len(chunks) * READ_SIZE <= 2 * OUTPUT_LIMIT:
-            chunks.append(os.read(descriptor, READ_SIZE))
-        if chunks[-1]:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        return b"".join(chunks)
-    finally:
-        os.close(descriptor)
-
-
-def read_if_there(path: str) -> bytes | None:
-    """Return a file's bytes, None where it cannot be read."""
-    try:
-        return read_bytes(path)
-    except OSError:
-        return None
-
-
-def find_destination(path: str, source: str) -> str | None:
-    """Return the regular file that the output replaces, None when it is written directly.
-
-    Raises UsageError when it cannot be written, so that this is known before the first kernel.
-    """
-    path = path or os.curdir
-    target = os.path.realpath(path)
-    try:
-        if os.path.exists(path):
-            if os.path.isdir(path):
-                raise UsageError(f"the output {path} is a folder")
-            if is_same_file(source, os.stat(path)):
-                raise UsageError(f"the output {path} is the input; give it another name")
-            if not os.path.isfile(path):
-                if not os.access(path, os.W_OK):
-                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-                return None  # a pipe or a device
-            os.close(os.open(target, os.O_WRONLY | os.O_CLOEXEC))
-        probe = temporary_beside(target)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
-        os.unlink(probe)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    return target
-
-
-def open_descriptor(path: str, source: str) -> int | None:
-    """Return a copy of the open file that the output is: by name, it would lose what it holds.
-
-    None for any other output. Raises UsageError when it is not open for writing, or the input.
-    """
-    import fcntl
-
-    match = re.fullmatch("(?:/dev|/proc/self)/fd/([0-9]{1,9})", path)
-    if not match and path not in ("-", "/dev/stdout"):
-        return None
-    number = int(match[1]) if match else 1
-    try:
-        if number == 1 and sys.stdout is None:
-            raise UsageError("cannot write to stdout: it is closed")
-        descriptor = os.dup(number)
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise UsageError(f"cannot write {path}: it is open for reading only")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and is_same_file(source, status):
-        raise UsageError(f"the output {path} is the input; give it another name")
-    return descriptor
-
-
-def is_same_file(source: str, other: os.stat_result) -> bool:
-    """Tell whether the input is that file, also when it comes on stdin."""
-    try:
-        return os.path.samestat(os.fstat(0) if source == "-" else os.stat(source), other)
-    except OSError:
-        return False
-
-
-def write_output(path: str, place: str | int | None, fill: Callable[[BinaryIO], object]) -> None:
-    """Write the output to a file that is replaced, an open one, or (None) a pipe or device."""
-    try:
-        if isinstance(place, str):
-            old = os.stat(place) if os.path.exists(place) else None
-            write_whole(place, fill, like=old)
-        else:
-            with open(path if place is None else place, "wb") as stream:
-                fill(stream)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
-
-
-# ---------------------------------------------------------------------------------------------
-# Planning: rows, kernels, shards, GPUs
-# ---------------------------------------------------------------------------------------------
-
-
-def find_kernel(line: LogLine, folder: str, kernels: dict[str, Kernel]) -> Kernel:
-    """Return a row's kernel, a new one for a file that no row named before."""
-    kernel = kernels.get(line.kernel_path)
-    if not kernel:
-        path = find_kernel_file(line.kernel_path, folder)
-        kernel = kernels.get(path) or Kernel(line.kernel_name, path)
-        kernels[line.kernel_path] = kernels[path] = kernel
-    if line.kernel_args_num_gb[:1] in SUSPICIOUS_GB:
-        kernel.claims += 1
-        kernel.claimed_gb = kernel.claimed_gb or line.kernel_args_num_gb
-    if line.ncu_duration_us is not None:
-        kernel.had_figures += 1
-    return kernel
-
-
-# A kernel rarely moves a gigabyte; where it says so, torch may have dropped an exponent.
-SUSPICIOUS_GB = frozenset("123456789")
-
-
-def find_kernel_file(path: str, folder: str) -> str:
-    """Return a kernel's absolute path: from the current directory, else from the table's folder.
-
-    A log alone counts too: it stays valid when its kernel file is gone.
-    """
-    if os.path.isabs(path):
-        return make_absolute(path)
-    candidates = [make_absolute(path), make_absolute(os.path.join(folder, path))]
-    for candidate in candidates:
-        if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
-            return candidate
-    return candidates[0]
-
-
-def make_absolute(path: str) -> str:
-    """Return an absolute path, the same for all spellings that differ in `.` and `//` alone.
-
-    `..` is not cut out of a path: what is before it can be a link.
-    """
-    if path.startswith("/") and "/." not in path and "//" not in path:
-        return path
-    if ".." in path.split("/"):
-        folder, name = os.path.split(path)
-        return os.path.join(os.path.realpath(folder), name)
-    return "/" + os.path.abspath(path).lstrip("/")
-
-
-def keep_shard(table: Table, shard: tuple[int, int] | None) -> list[Kernel]:
-    """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
-    unique = list(dict.fromkeys(table.row_kernels))
-    if not shard:
-        return unique
-    chosen = unique[shard[0] - 1 :: shard[1]]
-    mine = set(chosen)
-    kept = [pair for pair in zip(table.rows, table.row_kernels) if pair[1] in mine]
-    table.rows = [row for row, _ in kept]
-    table.row_kernels = [kernel for _, kernel in kept]
-    return chosen
-
-
-UUIDS = ("GPU-", "MIG-")
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES as CUDA reads them; None where it is not set."""
-    value = environment.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    entries = [entry.strip() for entry in value.split(",")]
-    # CUDA stops at the first entry that is no device
-    return list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
-
-
-def choose_gpus(spec: str, environment: Mapping[str, str], stop: Stop) -> list[str]:
-    """Return the CUDA_VISIBLE_DEVICES of each worker that --gpus asks for."""
-    visible = visible_gpus(environment)
-    if spec == "all":
-        gpus = list_gpus(stop) if visible is None else visible
-    else:
-        gpus = [choose_gpu(entry.strip(), visible) for entry in spec.split(",")]
-    if not gpus:
-        raise UsageError("--gpus: there is no GPU")
-    twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
-    if twice:
-        raise UsageError(f"--gpus names GPU {twice[0]} twice")
-    return gpus
-
-
-def choose_gpu(entry: str, visible: list[str] | None) -> str:
-    """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
-    if entry.startswith(UUIDS):
-        return entry
-    if not re.fullmatch("[0-9]{1,9}", entry):
-        raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
-    if visible is None:
-        return str(int(entry))
-    if int(entry) >= len(visible):
-        raise UsageError(f"--gpus: CUDA_VISIBLE_DEVICES has no GPU {entry}, only {len(visible)}")
-    return visible[int(entry)]
-
-
-# ---------------------------------------------------------------------------------------------
-# The cache: <kernel>.ncu beside <kernel>.py
-# ---------------------------------------------------------------------------------------------
-
-KERNEL_FUNCTION = re.compile(rb"^def (triton\w*)\(", re.M)
-MAIN_BLOCK = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.M)
-OTHER_DEVICE = re.compile(rb"(?:cuda:|set_device\(|_DeviceGuard\()0*[1-9]")
-
-
-def hash_source(source: bytes) -> str:
-    """Return what sha256sum prints for a kernel file."""
-    import hashlib
-
-    return hashlib.sha256(source).hexdigest()
-
-
-def look_up(kernel: Kernel) -> None:
-    """Find the kernel's log, if it has a valid one that measured the file as it is now.
-
-    One look at each file: the log first, the kernel only where the log or the table asks for it.
-    """
-    text = read_if_there(kernel.log_path)
-    log = parse_log(text) if text else None
-    valid = log if isinstance(log, Log) else None
-    if kernel.claims or (valid and valid.source_hash):
-        source = read_if_there(kernel.path)
-        if source is not None:
-            kernel.misread_gb = is_exponent_misread(kernel.claimed_gb, source)
-            if valid and valid.source_hash and valid.source_hash != hash_source(source):
-                valid = None
-    kernel.log = valid
-
-
-def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[int], None]) -> None:
-    """Look every kernel up; by several threads at a time where opening a file is slow.
-
-    `tick` is told now and then of how many kernels more were found.
-    """
-    rest = iter(kernels)  # shared: taking the next is atomic
-
-    def read(patience: float) -> None:
-        begin = time.perf_counter()
-        found = 0
-        for count, kernel in enumerate(rest, 1):
-            look_up(kernel)
-            found += kernel.log is not None
-            if count & 7:
-                continue
-            tick(found)
-            found = 0
-            if count == WARM_UP:  # imports and patterns to compile are behind us
-                begin = time.perf_counter()
-            slow = time.perf_counter() - begin > patience * (count - WARM_UP)
-            if stop.requested or (slow and count > WARM_UP):
-                break
-        tick(found)
-
-    read(SLOW_OPEN)
-    if length_hint(rest) and not stop.requested:
-        readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-
-
-def inspect_source(kernel: Kernel) -> Source | Failure:
-    """Read a kernel file that is about to be measured."""
-    text = read_if_there(kernel.path)
-    if text is None:
-        return Failure("no kernel file" if not os.path.exists(kernel.path) else "not readable")
-    if b"@triton_heuristics." in text and not MAIN_BLOCK.search(text):
-        return Failure("no benchmark harness", HARNESS_REMEDY)
-    function = KERNEL_FUNCTION.search(text)
-    return Source(
-        kernel,
-        hash_source(text),
-        function[1].decode() if function else "",
-        b"\ndef get_args(" in text and b"\ndef call(" in text,
-        bool(OTHER_DEVICE.search(text)),
-    )
-
-
-STDERR_MARK = b"==STDERR== "
-STDERR_LIMIT = 1 << 20  # bytes of it that a log keeps
-
-
-def compose_log(source: Source, launch: str, command: str, stderr: bytes, text: bytes) -> bytes:
-    """Return a log: what was measured, and how; then what ncu printed.
-
-    stderr comes first and behind a mark of its own, so that nothing in it can be taken for ncu's.
-    """
-    header = f"# source sha256: {source.sha256}\n# launch: {launch} launch\n# command: "
-    marked = STDERR_MARK + stderr.rstrip(b"\n").replace(b"\n", b"\n" + STDERR_MARK) + b"\n"
-    marked = marked if stderr else b""
-    return header.encode() + os.fsencode(command.replace("\n", "?")) + b"\n" + marked + text
-
-
-@contextlib.contextmanager
-def kernel_lock(path: str) -> Iterator[bool]:
-    """Hold the kernel file's lock, so that of several runs one profiles it; False: held elsewhere.
-
-    The kernel frees it when the process is gone, however. On NFS an exclusive lock needs a file
-    that is open for writing. Where there are no locks we go on: logs are renamed into place.
-    """
-    import fcntl
-
-    descriptor = -1
-    try:
-        for mode in (os.O_RDWR, os.O_RDONLY):
-            try:
-                descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
-                break
-            except OSError as error:
-                if error.errno == errno.EMFILE:  # no reason to go on without the lock
-                    yield False
-                    return
-        try:
-            if descriptor >= 0:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass
-        yield True
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-# ---------------------------------------------------------------------------------------------
-# Running one ncu
+# One child process
 # ---------------------------------------------------------------------------------------------
 
 
 class Stop:
-    """The wish to end early: of a signal, or after a failure that every kernel would share.
+    """The wish to end early: of a signal, or after a failure that every kernel would share."""
 
-    `soft` and `hard` are descriptors that turn readable, for good, when a child is to be
-    terminated or killed.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.signal: int = 0
-        self.soft, self._request = os.pipe()
-        self.hard, self._insist = os.pipe()
+    requested = False
+    insisted = False  # a second INT: children are killed at once
+    signal = 0
 
     def request(self, signum: int = 0, _frame: object = None) -> None:
-        """Ask for an end; a second INT for an end at once. Safe in a signal handler."""
-        if self.signal and signum == signal.SIGINT:
-            os.write(self._insist, b"!")
+        """Ask for an end. Safe in a signal handler."""
+        self.insisted = self.insisted or bool(self.signal and signum == signal.SIGINT)
         self.signal = self.signal or signum
-        if not self.requested:
-            self.requested = True
-            os.write(self._request, b"!")
+        self.requested = True
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until a stop is asked for."""
+        end = time.monotonic() + seconds
+        while not self.requested and time.monotonic() < end:
+            time.sleep(min(seconds, 0.05))
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
@@ -1514,6 +1201,186 @@ class Stop:
         finally:
             for signum, handler in old.items():
                 signal.signal(signum, handler)
+
+
+# How a run ended that was not the kernel's fault
+STOPPED = "stopped"
+CANNOT_START = "cannot be started"
+TOO_MUCH = f"more than {OUTPUT_LIMIT >> 20} MiB of output"
+
+
+@dataclass(eq=False, repr=False)
+class Run:
+    """What a command printed, and how it ended."""
+
+    command: str  # as pasted into a shell
+    stdout: bytes = b""
+    stderr: bytes = b""
+    reports: bytes = b""  # of the driver of a batch
+    seconds: float = 0.0
+    ended: str = ""  # why we ended it; empty when it ended by itself
+    status: int = 127
+
+    @property
+    def begun(self) -> bool:
+        """Whether the application has come as far as to use the GPU."""
+        return bool(self.reports) or b"==PROF== Connected" in self.stdout
+
+    @property
+    def said(self) -> bytes:
+        """What can be ncu's own words: on stderr only before the application has begun."""
+        return self.stdout if self.begun else self.stdout + b"\n" + self.stderr
+
+
+def show_command(command: list[str], environment: Mapping[str, str]) -> str:
+    """Return a command, with what it adds to the environment, ready to paste into a shell."""
+    import shlex
+
+    added = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*added, shlex.join(command)])
+
+
+@contextlib.contextmanager
+def unnamed_file() -> Iterator[int]:
+    """Open a file in memory for others to write to: no disk can be full, nothing is left over."""
+    import fcntl
+
+    descriptor = os.memfd_create("output")
+    try:
+        # Also when a child opens its /dev/stderr anew, which begins at the start
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def size_of(*descriptors: int) -> int:
+    """Return how many bytes some files hold."""
+    return sum(os.fstat(descriptor).st_size for descriptor in descriptors)
+
+
+def run_child(
+    command: list[str],
+    environment: Mapping[str, str],
+    stop: Stop,
+    timeout: float,
+    grace: float = 2.0,
+    reports: int | None = None,
+) -> Run:
+    """Run a command to its end, in a process group of its own of which nothing survives.
+
+    `timeout` seconds (0: never) after the start, or after the last that was written to `reports`,
+    the group gets TERM, and `grace` seconds later KILL; the same when `stop` asks for it.
+    """
+    import subprocess
+
+    begin = time.monotonic()
+    run = Run(show_command(command, environment))
+    with unnamed_file() as stdout, unnamed_file() as stderr:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,  # a background ncu that reads a terminal is stopped
+                stdout=stdout,
+                stderr=stderr,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=[] if reports is None else [reports],
+            )
+        except OSError as error:
+            run.ended = f"{CANNOT_START}: {error.strerror}"
+            return run
+        try:
+            run.ended = watch(process.pid, stop, timeout or FOR_EVER, stdout, stderr, reports)
+            if run.ended:
+                terminate(process, stop, 0.0 if run.ended == TOO_MUCH else grace)
+        finally:
+            run.status = kill(process)
+        most = OUTPUT_LIMIT if size_of(stdout, stderr) <= OUTPUT_LIMIT else OUTPUT_LIMIT >> 6
+        run.stdout, run.stderr = (os.pread(file, most, 0) for file in (stdout, stderr))
+    run.reports = b"" if reports is None else os.pread(reports, OUTPUT_LIMIT, 0)
+    run.seconds = time.monotonic() - begin
+    return run
+
+
+def watch(
+    pid: int, stop: Stop, timeout: float, stdout: int, stderr: int, reports: int | None
+) -> str:
+    """Wait until a process is gone, not reaping it; else return what came first."""
+    nap, heard = 0.001, 0
+    deadline = time.monotonic() + timeout
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if reports is not None and size_of(reports) != heard:
+            heard = size_of(reports)
+            deadline = time.monotonic() + timeout
+        if stop.requested:
+            return STOPPED
+        if size_of(stdout, stderr) > OUTPUT_LIMIT:
+            return TOO_MUCH
+        if time.monotonic() >= deadline:
+            return f"no end after {timeout:g} s"
+        time.sleep(nap)
+        nap = min(1.5 * nap, 0.01)
+    return ""
+
+
+def terminate(process: subprocess.Popen[bytes], stop: Stop, grace: float) -> None:
+    """Ask the whole group to end, and give it a little time: ncu prints its results then.
+
+    Some ncu are a shell script, which is gone before what it started.
+    """
+    deadline = time.monotonic() + grace
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline and not stop.insisted:
+            process.poll()  # or its zombie keeps the group alive
+            os.killpg(process.pid, 0)
+            time.sleep(0.005)
+
+
+def kill(process: subprocess.Popen[bytes]) -> int:
+    """Kill what is left of the group; return the status."""
+    from subprocess import TimeoutExpired
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutExpired):
+        return process.wait(10)
+    return -signal.SIGKILL  # a process that hangs in the driver cannot be killed
+
+
+def ask(option: str, command: list[str], stop: Stop) -> list[str]:
+    """Return the lines that a command answers; raises UsageError, naming who wants to know."""
+    run = run_child(command, {}, stop, timeout=120.0)
+    if run.ended or run.status:
+        reason = run.ended or printable(last_line(run.stderr or run.stdout))
+        raise UsageError(f"{option}: {command[0]} fails with {run.status}: {reason}")
+    return os.fsdecode(run.stdout).strip().split("\n")
+
+
+# ---------------------------------------------------------------------------------------------
+# ncu's command, and the GPUs
+# ---------------------------------------------------------------------------------------------
+
+# ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
+# because `all` waits for every descendant, daemons too, and injects into compilers.
+NCU_OPTIONS: dict[str, str | None] = {
+    "--kernel-name": "regex:triton",
+    "--launch-count": "1",
+    "--set": "full",
+    "--print-units": "base",
+    "--target-processes": "application-only",
+}
+# A batch turns the profiler on for the launches that count, and labels each by an NVTX range.
+NCU_BATCH_OPTIONS: dict[str, str | None] = {
+    "--profile-from-start": "off",
+    "--nvtx": None,
+    "--print-nvtx-rename": "kernel",
+}
+SHORT_OPTIONS = {"--kernel-name": "-k", "--launch-count": "-c"}
+
+DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
+STDERR = 2  # where the driver reports to when a person pastes its command
 
 
 def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = True) -> list[str]:
@@ -1541,6 +1408,16 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
         if not is_given(option):
             options += [SHORT_OPTIONS.get(option, option), *filter(None, [value])]
     return options + extra
+
+
+def ncu_command(
+    options: Options, sources: list[Source], reports: int | None, bandwidth: bool = True
+) -> list[str]:
+    """Return the command that measures one kernel, or a batch that reports to a descriptor."""
+    ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
+    driver = [] if reports is None else [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
+    paths = [source.kernel.path for source in sources]
+    return [options.ncu, *ours, options.python, *driver, *paths]
 
 
 def find_ncu(options: Options, environment: Mapping[str, str]) -> str:
@@ -1576,236 +1453,66 @@ def find_python(python: str, stop: Stop) -> str:
     return path
 
 
-def list_gpus(stop: Stop) -> list[str]:
-    """Return the UUIDs of this box's GPUs."""
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    return [line for line in ask("--gpus all", command, stop) if line.startswith(UUIDS)]
+UUIDS = ("GPU-", "MIG-")
 
 
-def ask(option: str, command: list[str], stop: Stop) -> list[str]:
-    """Return the lines that a command answers; raises UsageError, naming who wants to know."""
-    run = run_child(command, {}, ASK_SECONDS, GRACE_SECONDS, stop)
-    if run.ended or run.status:
-        reason = run.ended or printable(last_line(run.stderr or run.stdout))
-        raise UsageError(f"{option}: {command[0]} fails with {run.status}: {reason}")
-    return os.fsdecode(run.stdout).strip().split("\n")
+def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES as CUDA reads them; None where it is not set."""
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    entries = [entry.strip() for entry in value.split(",")]
+    # CUDA stops at the first entry that is no device
+    return list(itertools.takewhile(lambda entry: entry and not entry.startswith("-"), entries))
 
 
-class Child:
-    """A process in a group of its own, of which nothing survives. Almost always ncu."""
-
-    def __init__(
-        self, command: list[str], environment: Mapping[str, str], reports: Reports | None
-    ) -> None:
-        import selectors
-        import subprocess
-
-        self.stdout, self.stderr = bytearray(), bytearray()
-        self.status = -signal.SIGKILL
-        self._renew = reports.feed if reports else None
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,  # a background ncu that reads a terminal is stopped
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-            start_new_session=True,
-            pass_fds=[reports.writer.fileno()] if reports else [],
-        )
-        self._selector = selectors.DefaultSelector()
-        self._open(self._process.stdout, self.stdout.extend)
-        self._open(self._process.stderr, self.stderr.extend)
-        if reports:
-            reports.writer.close()
-            self._open(reports.reader, reports.feed)
-
-    def _open(self, stream: IO[bytes] | None, sink: Callable[[bytes], None]) -> None:
-        assert stream
-        os.set_blocking(stream.fileno(), False)
-        self._selector.register(stream, READABLE, sink)
-
-    def _drain(self, key: selectors.SelectorKey) -> bool:
-        """Read once; False when there is nothing more now. Forget a stream that has ended."""
-        try:
-            data = os.read(key.fd, 1 << 20)
-        except BlockingIOError:
-            return False
-        if data:
-            key.data(data)
-        else:
-            self._selector.unregister(key.fileobj)
-        return bool(data)
-
-    def _is_open(self) -> bool:
-        """Tell whether its output can still bring something."""
-        return any(key.data for key in self._selector.get_map().values())
-
-    def _has_exited(self) -> bool:
-        """Tell whether ncu itself is gone; not reaped yet, so that its group's number is ours."""
-        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return status is not None
-
-    def watch(self, seconds: float, interrupt: int, to_the_end: bool = False) -> str:
-        """Gather the output until ncu is gone; else return what came first.
-
-        A daemon that the kernel left holds the output open, so its end is not waited for, unless
-        asked for: some ncu are a shell script, which is gone before what it started. Each report
-        starts the seconds anew.
-        """
-        deadline = time.monotonic() + seconds
-        pause, nap = POLL_SECONDS, 0.001
-        self._selector.register(interrupt, READABLE)
-        try:
-            while not self._has_exited() or (to_the_end and self._is_open()):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return f"no end after {seconds:g} s"
-                for key, _ in self._selector.select(min(left, pause)):
-                    if key.fd == interrupt:
-                        return STOPPED
-                    self._drain(key)
-                    if key.data == self._renew:
-                        deadline = time.monotonic() + seconds
-                if len(self.stdout) + len(self.stderr) > OUTPUT_LIMIT:
-                    return f"more than {OUTPUT_LIMIT >> 20} MiB of output"
-                pause = POLL_SECONDS
-                if not self._is_open():  # when its output has ended, so has ncu, but for a moment
-                    pause = nap
-                    nap = min(2 * nap, 0.05)
-            return ""
-        finally:
-            self._selector.unregister(interrupt)
-
-    def terminate(self, grace: float, interrupt: int) -> None:
-        """Ask the whole group to end, and give it a little time: ncu prints its results then."""
-        self._renew = None
-        self._signal(signal.SIGTERM)
-        self.watch(grace, interrupt, to_the_end=True)
-
-    def close(self) -> None:
-        """Kill what is left of the group, and take what it had printed."""
-        import subprocess
-
-        self._signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.status = self._process.wait(
-                10
-            )  # a process that hangs in the driver cannot be killed
-        for key in list(self._selector.get_map().values()):
-            while self._drain(key) and len(self.stdout) + len(self.stderr) <= OUTPUT_LIMIT:
-                pass
-        self._selector.close()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream
-            stream.close()
-
-    def _signal(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signum)
+def choose_gpus(spec: str, environment: Mapping[str, str], stop: Stop) -> list[str]:
+    """Return the GPU of each worker that --gpus asks for."""
+    visible = visible_gpus(environment)
+    if spec != "all":
+        gpus = [choose_gpu(entry.strip(), visible) for entry in spec.split(",")]
+    elif visible is not None:
+        gpus = visible
+    else:
+        command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+        gpus = [line for line in ask("--gpus all", command, stop) if line.startswith(UUIDS)]
+    if not gpus:
+        raise UsageError("--gpus: there is no GPU")
+    twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
+    if twice:
+        raise UsageError(f"--gpus names GPU {twice[0]} twice")
+    return gpus
 
 
-def run_child(
-    command: list[str],
-    environment: Mapping[str, str],
-    timeout: float,
-    grace: float,
-    stop: Stop,
-    reports: Reports | None = None,
-) -> Run:
-    """Run a command to its end.
+def choose_gpu(entry: str, visible: list[str] | None) -> str:
+    """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
+    if entry.startswith(UUIDS):
+        return entry
+    if not re.fullmatch("[0-9]{1,9}", entry):
+        raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
+    if visible is None:
+        return str(int(entry))
+    if int(entry) >= len(visible):
+        raise UsageError(f"--gpus: CUDA_VISIBLE_DEVICES has no GPU {entry}, only {len(visible)}")
+    return visible[int(entry)]
 
-    `timeout` seconds (0: never) after the start, or after the last report where there are any,
-    its group gets TERM, and `grace` seconds later KILL; the same when `stop` asks for it.
+
+def devices_for(gpu: str, index: int, workers: list[str | None]) -> str | None:
+    """Return a CUDA_VISIBLE_DEVICES that has a worker's GPU at the index that a kernel names.
+
+    Others before it are fill. None where there are too few for that.
     """
-    begin = time.monotonic()
-    shown = show_command(command, environment)
-    try:
-        child = Child(command, environment, reports)
-    except OSError as error:
-        return Run(shown, b"", b"", 0.0, f"{CANNOT_START}: {error.strerror}", 127)
-    try:
-        ended = child.watch(timeout or FOR_EVER, stop.soft)
-        if ended:
-            child.terminate(grace, stop.hard)
-    finally:
-        child.close()
-    seconds = time.monotonic() - begin
-    kept = None if len(child.stdout) + len(child.stderr) <= OUTPUT_LIMIT else OUTPUT_LIMIT >> 6
-    return Run(
-        shown,
-        bytes(child.stdout[:kept]),
-        bytes(child.stderr[:kept]),
-        seconds,
-        ended,
-        child.status,
-        bool(reports and reports.started),
-    )
-
-
-def show_command(command: list[str], environment: Mapping[str, str]) -> str:
-    """Return a command, with what it adds to the environment, ready to paste into a shell."""
-    import shlex
-
-    added = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    return " ".join([*added, shlex.join(command)])
+    known = visible_gpus(os.environ) or [worker for worker in workers if worker is not None]
+    fill = [other for other in known if other != gpu][:index]
+    return ",".join([*fill, gpu]) if len(fill) == index else None
 
 
 # ---------------------------------------------------------------------------------------------
-# A batch: many kernels in one process
+# The driver of a batch: many kernels in one process
 # ---------------------------------------------------------------------------------------------
 
-DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
-STDERR = 2  # where the driver reports to when a person pastes its command
-
-
-REPORT = rb"(started|benchmark|done|error|lost|finished) ([0-9]{1,4}) (.*)"
-
-
-class Reports:
-    """What the driver of a batch reports to its parent, over a pipe that it inherits."""
-
-    def __init__(self) -> None:
-        reader, writer = os.pipe()
-        self.reader: IO[bytes] = os.fdopen(reader, "rb", buffering=0)
-        self.writer: IO[bytes] = os.fdopen(writer, "wb", buffering=0)
-        self.started = False
-        self.finished = False
-        self.in_hand: int | None = None
-        self.benchmarks: dict[int, str] = {}  # benchmark lines, empty where none was printed
-        self.errors: dict[int, str] = {}
-        self.lost = ""  # what the kernel in hand said that took the context with it
-        self.done: set[int] = set()
-        self._rest = b""
-
-    def __enter__(self) -> Reports:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reader.close()
-        self.writer.close()
-
-    def feed(self, data: bytes) -> None:
-        """Take in what was read from the pipe."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            report = re.fullmatch(REPORT, line)
-            if report:  # else a kernel wrote to a descriptor that is none of its business
-                text = report[3].decode("unicode_escape", "replace")
-                self._take(report[1], int(report[2]), text)
-
-    def _take(self, event: bytes, index: int, text: str) -> None:
-        self.started = True
-        self.in_hand = index if event in (b"started", b"lost") else None
-        if event == b"benchmark":
-            self.benchmarks[index] = text
-        elif event == b"error":
-            self.errors[index] = text
-        elif event == b"lost":
-            self.lost = text
-        elif event == b"done":
-            self.done.add(index)
-        elif event == b"finished":
-            self.finished = True
+LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
+ERROR_TEXT_LIMIT = 20_000
 
 
 def drive_batch(arguments: list[str]) -> int:
@@ -1815,7 +1522,7 @@ def drive_batch(arguments: list[str]) -> int:
     profiler on. Clocks that ncu locks while it profiles so cannot colour a benchmark.
     """
     pipe, paths = int(arguments[0]), arguments[1:]
-    os.set_inheritable(pipe, False)  # what the kernels start must not hold it open
+    os.set_inheritable(pipe, False)  # what the kernels start has no business with it
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
     driver = Driver(pipe)
@@ -1861,8 +1568,7 @@ class Driver:
             self.report("benchmark", index, line[0].decode() if line else "")
         else:
             module.__dict__.clear()
-        self.stdout = capture_stdout()
-        self.torch.cuda.empty_cache()
+        self.clean_up()
 
     def profile(self, index: int) -> None:
         """Profile one launch of a kernel that is tuned by now; keep nothing of it."""
@@ -1870,6 +1576,10 @@ class Driver:
         if self.attempt(index, module, functools.partial(self.launch, f"{LABEL}{index}")):
             self.report("done", index)
         module.__dict__.clear()
+        self.clean_up()
+
+    def clean_up(self) -> None:
+        """Have the next kernel find nothing of this one."""
         self.stdout = capture_stdout()
         self.torch.cuda.empty_cache()
 
@@ -1936,9 +1646,14 @@ class Driver:
 def capture_stdout() -> TextIO:
     """Keep what is printed from now on in memory: ncu's stdout holds ncu's text alone.
 
-    The streams are new ones, whatever a kernel did to those before.
+    The memory does not grow without end: a kernel that fills it meets an error. The streams are
+    new ones, whatever a kernel did to those before.
     """
-    memory = os.memfd_create("stdout")
+    import fcntl
+
+    memory = os.memfd_create("stdout", os.MFD_ALLOW_SEALING)
+    os.truncate(memory, OUTPUT_LIMIT)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     if memory != 1:  # a kernel can have closed that
         os.dup2(memory, 1)
         os.close(memory)
@@ -1952,51 +1667,203 @@ def take_captured(stdout: TextIO) -> bytes:
     with contextlib.suppress(Exception):  # it can have closed anything
         stdout.flush()
     with contextlib.suppress(OSError):
-        return os.pread(1, os.lseek(1, 0, os.SEEK_END), 0)
+        return os.pread(1, os.lseek(1, 0, os.SEEK_CUR), 0)
     return b""
 
 
-# How a kernel that has had no turn of its own in a batch gets one.
-GO_AGAIN, GO_ALONE, GO_PLAINLY = "again", "alone", "plainly"
+@dataclass(eq=False, repr=False)
+class Reports:
+    """What the driver of a batch reported."""
+
+    benchmarks: dict[int, str]  # benchmark lines, empty where none was printed
+    errors: dict[int, str]
+    lost: str = ""  # what the kernel in hand said that took the context with it
+    in_hand: int | None = None
+    finished: bool = False
 
 
-def judge_batched(
-    index: int, source: Source, reports: Reports, results: list[Result], run: Run
-) -> bytes | Failure | str:
-    """Return the text of one kernel's log from its batch, or why there is none.
+def read_reports(text: bytes) -> Reports:
+    """Return what a driver reported, line by line as Driver.report() writes it."""
+    reports = Reports({}, {})
+    pattern = rb"(?m)^(started|benchmark|done|error|lost|finished) ([0-9]{1,4}) (.*)\n"
+    for event, number, escaped in re.findall(pattern, text):  # all else is none of the driver's
+        index, said = int(number), escaped.decode("unicode_escape", "replace")
+        reports.in_hand = index if event in (b"started", b"lost") else None
+        if event == b"benchmark":
+            reports.benchmarks[index] = said
+        elif event == b"error":
+            reports.errors[index] = said
+        elif event == b"lost":
+            reports.lost = said
+        elif event == b"finished":
+            reports.finished = True
+    return reports
 
-    A result is the kernel's when it bears its label and the name of its function.
+
+# ---------------------------------------------------------------------------------------------
+# Verdicts on a run
+# ---------------------------------------------------------------------------------------------
+
+# What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
+LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
+CLOCKS_REMEDY = "add --ncu-args=--clock-control=none"
+FATAL_TEXTS = {
+    "ERR_NVGPUCTRPERM": "run as root or with CAP_SYS_ADMIN or CAP_PERFMON (a container: "
+    "--cap-add=SYS_ADMIN), or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+    "Cuda driver is not compatible with Nsight Compute": "use an ncu that matches the driver",
+    "Nsight Compute failed to connect to the CUDA driver": "run on a node with an NVIDIA driver, "
+    "with an ncu that is not newer than the driver",
+    "Failed to initialize the profiler: LibraryNotLoaded": "use an ncu that knows this GPU, and a "
+    "container that holds the counter library",
+    "Profiling is not supported on device": "use another GPU or driver",
+    "Insufficient driver version to profile on device": "use another GPU or driver",
+    "Failed to open/create lock file": LOCK_REMEDY,
+    "InterprocessLockFailed": LOCK_REMEDY,
+    "Failed to create temporary file": "set TMPDIR to a folder that exists and has room",
+    "Failed to lock GPU clock frequencies": CLOCKS_REMEDY,
+    "Cannot lock GPU clock frequencies on MIG": CLOCKS_REMEDY,
+    "did not match any section": "correct --ncu-args",
+    "does not exist or is not an executable": "correct --python",
+    "The target application is not an executable binary": "correct --python",
+}
+# What ncu says before it starts anything; ncu 2022 prints option errors on stderr without a prefix.
+START_ERROR = (
+    rb"(?m)^(?:==ERROR== )?(?:(Nsight Compute failed to connect to the CUDA driver)"
+    rb"|unrecognised option|option is ambiguous|option '|the argument (?:for|\()).*"
+)
+# Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
+# "... or the user does not have permission", so this is looked for first.
+PASSING_TEXT = rb"(?m)^==ERROR== .*driver resource was unavailable.*"
+PASSING_PAUSES = (2.0, 4.0)
+# GPUs without DRAM counters (Jetson, GB10) refuse the bandwidth metric when asked by name.
+METRIC_REFUSED = (
+    rb"(?m)^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*"
+)
+# Why one kernel failed, the most telling first. What the application said is added.
+KERNEL_TROUBLES = (
+    (rb"(?m)^==ERROR== (Failed to (?:find|access).*metric.*)", "ncu refused a metric"),
+    (rb"(?m)^==ERROR== .*(LaunchFailed)", "the launch failed"),
+    (
+        rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
+        "the kernel's process failed",
+    ),
+    (rb"(?m)^==WARNING== No kernels were profiled()", "no kernel was profiled"),
+)
+
+
+def find_fatal(run: Run) -> Failure | None:
+    """Return what ncu said if every other kernel would fail the same way."""
+    if run.ended.startswith(CANNOT_START):
+        remedy = "correct --ncu, or have fewer kernels in a --batch"
+        return Failure(f"ncu {run.ended}", remedy=remedy)
+    texts = b"|".join(re.escape(text.encode()) for text in FATAL_TEXTS)
+    match = re.search(rb"(?m)^==ERROR== .*(%s).*" % texts, run.said)
+    if match:
+        remedy = FATAL_TEXTS[match[1].decode()]
+        return Failure("ncu cannot profile here", printable(match[0]), remedy)
+    match = None if run.begun else re.search(START_ERROR, run.said)
+    if match:
+        remedy = FATAL_TEXTS[match[1].decode()] if match[1] else "correct --ncu-args"
+        return Failure("ncu refused to start", printable(match[0]), remedy)
+    return None
+
+
+def find_trouble(run: Run) -> Failure | None:
+    """Return why this kernel failed, where ncu or we ourselves say so."""
+    last_words = printable(last_line(run.stderr))
+    if run.ended:
+        return Failure(run.ended, last_words)
+    for pattern, kind in KERNEL_TROUBLES:
+        match = re.search(pattern, run.stdout)
+        if match:
+            return Failure(kind, ": ".join(filter(None, (match[1].decode(), last_words))))
+    return None
+
+
+class Again(enum.Enum):
+    """How to go on with a kernel that has had no turn of its own in a batch."""
+
+    TOGETHER = "in a batch of those that are left"
+    ALONE = "in a batch of its own"
+    PLAINLY = "not by the driver at all"
+
+
+if TYPE_CHECKING:
+    Outcome = Union[bytes, Failure, Again]  # the text of a valid log; why there is none; again
+
+
+def judge_plain(run: Run) -> Outcome:
+    """Judge the run of one kernel in a process of its own."""
+    text = compose_text(run.stderr, run.stdout)
+    parsed = parse_log(text)
+    if isinstance(parsed, Log) and not run.ended:
+        return text
+    failure = find_trouble(run) or parsed
+    assert isinstance(failure, Failure)
+    return failure
+
+
+def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
+    """Judge the run of a batch: an outcome for each of its kernels.
+
+    ncu's results are divided by their labels.
     """
+    results: dict[bytes, list[Result]] = {}
+    for result in find_results(run.stdout):
+        results.setdefault(result.name.partition(b"/")[0], []).append(result)
+    reports = read_reports(run.reports)
+    labels = (b"%s%d" % (LABEL.encode(), index) for index in range(len(sources)))
+    shares = [results.get(label, []) for label in labels]
+    alone = len(sources) == 1
+    return [
+        judge_share(index, source, alone, shares[index], reports, run)
+        for index, source in enumerate(sources)
+    ]
+
+
+def judge_share(
+    index: int, source: Source, alone: bool, results: list[Result], reports: Reports, run: Run
+) -> Outcome:
+    """Judge what a batch brought one kernel: a report, and the results that bear its label."""
     error = reports.errors.get(index)
     if error is not None:
-        if "out of memory" in error and not source.kernel.alone:
-            return GO_ALONE  # others of the batch can be why memory was short
-        return Failure("the kernel failed", printable(last_line(encode(error))))
+        if "out of memory" in error and not alone:
+            return Again.ALONE  # others of the batch can be why memory was short
+        return Failure("the kernel failed", printable(last_line(encode(error))), words=error)
     benchmark = reports.benchmarks.get(index)
     if benchmark == "":
         return Failure("no benchmark line")
     failure = None
     if benchmark and len(results) == 1:
-        text = encode(benchmark) + b"\n" + run.stdout[results[0].begin : results[0].end]
-        parsed = parse_log(text)
-        if not results[0].name.partition(b"/")[2].startswith(source.function.encode()):
-            failure = Failure("ncu profiled another kernel", printable(results[0].name))
-        elif isinstance(parsed, Log):
-            return text
-        elif results[0].end < len(run.stdout):  # else ncu can have died while it printed
-            failure = parsed
+        share = judge_result(results[0], benchmark, source, run)
+        if isinstance(share, bytes):
+            return share
+        failure = share
     elif results:
         failure = Failure("the tuned call launched several kernels", str(len(results)))
     if reports.finished and failure:
         return failure
     if reports.finished and not run.ended and not results and is_complete(run.stdout):
-        return GO_PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
-    if not source.kernel.alone:
-        return GO_ALONE if index == reports.in_hand or not reports.started else GO_AGAIN
-    lost = reports.lost and Failure(
-        "the context was lost", printable(last_line(encode(reports.lost)))
-    )
-    return lost or failure or find_trouble(run) or Failure("ncu ended early")
+        return Again.PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
+    if not alone:
+        in_hand = index == reports.in_hand or not run.reports
+        return Again.ALONE if in_hand else Again.TOGETHER
+    lost = printable(last_line(encode(reports.lost)))
+    context = Failure("the context was lost", lost, words=reports.lost) if lost else None
+    return context or failure or find_trouble(run) or Failure("ncu ended early")
+
+
+def judge_result(
+    result: Result, benchmark: str, source: Source, run: Run
+) -> bytes | Failure | None:
+    """Return a kernel's text if a result is its own, by the name of its function; None: cut."""
+    if not result.name.partition(b"/")[2].startswith(source.function):
+        return Failure("ncu profiled another kernel", printable(result.name))
+    text = encode(benchmark) + b"\n" + run.stdout[result.begin : result.end]
+    parsed = parse_log(text)
+    if isinstance(parsed, Log):
+        return text
+    return parsed if result.end < len(run.stdout) else None  # ncu can have died while it printed
 
 
 def is_complete(page: bytes) -> bool:
@@ -2009,469 +1876,233 @@ def is_complete(page: bytes) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# Reporting
+# Jobs and workers
 # ---------------------------------------------------------------------------------------------
 
 
-class Reporter:
-    """Everything that is said to a person, on stderr; safe to call from every worker."""
+@dataclass(eq=False, repr=False)
+class Job:
+    """What one ncu is started for: one kernel in a process of its own, or a batch."""
 
-    def __init__(self) -> None:
-        self.quiet = False
-        self._lock = threading.RLock()
-        self.terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._drawn = 0  # width of the status line that stands there
-        self._due = 0.0
-        self._said: set[str] = set()
-
-    def say(self, text: str) -> None:
-        """Print a line, the status line out of its way. A closed stderr stops nothing."""
-        with self._lock:
-            self.status("")
-            self._write(text + "\n")
-
-    def _write(self, text: str) -> None:
-        try:
-            if sys.stderr:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-        except OSError:  # its reader is gone; or Python tries again when it ends, and exits 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-
-    def tell(self, text: str) -> None:
-        """Print what --quiet leaves out."""
-        if not self.quiet:
-            self.say(text)
-
-    def warn(self, text: str) -> None:
-        self.say(f"warning: {text}")
-
-    def tell_once(self, text: str) -> None:
-        """Print the first of many like lines."""
-        with self._lock:
-            if text not in self._said:
-                self._said.add(text)
-                self.tell(text)
-
-    def warn_once(self, text: str, detail: str) -> None:
-        """Warn of the first of many; the text is the same for all."""
-        with self._lock:
-            if text not in self._said:
-                self._said.add(text)
-                self.warn(f"{text} ({detail})")
-
-    def status(self, text: str) -> None:
-        """Redraw the status line of a terminal; it has no other use of control characters."""
-        with self._lock:
-            if self.terminal and not self.quiet and (text or self._drawn):
-                with contextlib.suppress(OSError):
-                    columns = os.get_terminal_size(sys.stderr.fileno()).columns
-                    text = text[: columns - 1] if columns else text
-                self._write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
-                self._drawn = len(text)
-
-    def redraw(self, text: Callable[[], str]) -> None:
-        """Redraw the status line a few times a second."""
-        if self.terminal and time.monotonic() >= self._due:
-            self._due = time.monotonic() + 0.1
-            self.status(text())
-
-
-class Progress:
-    """How far a run is."""
-
-    def __init__(self, kernels: list[Kernel], reporter: Reporter) -> None:
-        self.kernels = kernels
-        self.reporter = reporter
-        self.cached = self.profiled = self.failed = 0
-        self.begin = FOR_EVER  # of profiling, by time.monotonic()
+    sources: list[Source]
+    batch: bool
+    devices: str | None  # CUDA_VISIBLE_DEVICES; None: as inherited
+    pauses: int = 0  # for a driver resource that was unavailable
 
     @property
-    def done(self) -> int:
-        return self.cached + self.profiled + self.failed
-
-    def status(self) -> str:
-        """Return the status line. The rate is that of all workers together."""
-        text = (
-            f"{self.done}/{len(self.kernels)} done, {self.cached} cached, "
-            f"{self.profiled} profiled, {self.failed} failed"
-        )
-        measured = self.profiled + self.failed
-        if measured:
-            rate = (time.monotonic() - self.begin) / measured
-            left = rate * (len(self.kernels) - self.done)
-            text += f", {rate:.1f} s/kernel, ETA {show_time(left)}"
-        return text
-
-    def settle(self, kernel: Kernel, seconds: float) -> None:
-        """Count a kernel and say what became of it."""
-        self.cached += bool(kernel.log and not kernel.profiled)
-        self.profiled += kernel.profiled
-        self.failed += kernel.failure is not None
-        total = str(len(self.kernels))
-        done = f"[{self.done:{len(total)}}/{total}]"
-        named = printable(encode(f"{kernel.name} {kernel.path}"), limit=10_000)
-        line = f"{done} {seconds:.1f}s {named}"
-        if kernel.failure:
-            self.reporter.say(f"{line} failed: {kernel.failure}")
-        elif kernel.profiled and not self.reporter.terminal:
-            self.reporter.tell(line)
-        self.tick()
-
-    def tick(self) -> None:
-        """Redraw the status line, if it is time."""
-        self.reporter.redraw(self.status)
+    def environment(self) -> dict[str, str]:
+        """What is added to our environment: digits without separators, a GPU."""
+        own = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
+        return {"LC_ALL": "C.UTF-8", **own}
 
 
-def show_time(seconds: float) -> str:
-    """Return a span as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+def make_jobs(sources: list[Source], options: Options, gpu: str | None) -> list[Job]:
+    """Return what a worker does to measure some kernels."""
+    jobs: list[Job] = []
+    batches: dict[str | None, Job] = {}
+    for source in sources:
+        devices = gpu and devices_for(gpu, source.device, options.workers)
+        if not options.batch or not source.batchable:
+            jobs.append(Job([source], False, devices))
+        elif devices in batches:
+            batches[devices].sources.append(source)
+        else:
+            batches[devices] = Job([source], True, devices)
+    return [*batches.values(), *jobs]
 
 
-def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
-    """Say once what a reader of the figures must know."""
-    logs = [kernel.log for kernel in kernels if kernel.log]
-    without = sum(not log.bandwidth for log in logs)
-    if without:
-        reporter.warn(f"{without} kernels have no bandwidth: their GPU has no DRAM counters")
-    chips = Counter(log.compute_capability for log in logs if log.compute_capability)
-    if len(chips) > 1:
-        counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
-        reporter.warn(f"the logs come from different GPU generations: {counts}")
-    misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
-    if misread:
-        reporter.warn(
-            f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of "
-            "small figures (5.6e-06 is read as 5.6)"
-        )
-    unknown = sum(not kernel.log and not kernel.failure for kernel in kernels)
-    if unknown:
-        reporter.warn(f"{unknown} of {len(kernels)} kernels have no log")
-    lost = sum(kernel.had_figures for kernel in kernels if not kernel.log)
-    if lost:
-        reporter.warn(f"{lost} rows came with figures and are blank now: no valid log says so")
-
-
-def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
-    """Return the summary."""
-    failures = Counter(k.failure.kind for k in progress.kernels if k.failure)
-    tuned = sum(bool(kernel.log and kernel.log.tuned) for kernel in progress.kernels)
-    first = sum(bool(kernel.log and not kernel.log.tuned) for kernel in progress.kernels)
-    missing = len(progress.kernels) - progress.done
-    lines = [
-        ("rows", len(table.rows), ""),
-        (
-            "left out",
-            table.foreach + len(table.torn),
-            f"{table.foreach} foreach, {len(table.torn)} torn",
-        ),
-        ("kernels", len(progress.kernels), ""),
-        ("cached", progress.cached, ""),
-        ("profiled", progress.profiled, ""),
-        ("failed", progress.failed, ", ".join(f"{n} {kind}" for kind, n in failures.most_common())),
-        ("no log", missing, ""),
-    ]
-    text = [
-        f"{name:9}{count:>8}  {note}".rstrip() for name, count, note in lines if count or not note
-    ]
-    if tuned or batch:
-        hint = " (--force profiles them again)" if first else ""
-        text.append(f"launch   {tuned:>8}  tuned, {first} first launches{hint}")
-    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
-
-
-# ---------------------------------------------------------------------------------------------
-# Profiling
-# ---------------------------------------------------------------------------------------------
-
-
-class Queue:
-    """The kernels still to be profiled, and which worker may take which when."""
-
-    def __init__(self, kernels: Iterable[Kernel], size: int, workers: int, stop: Stop) -> None:
-        """`size`: the most kernels that a worker takes at a time, fewer when few are left."""
-        self._ready = deque(kernels)
-        self._aside: deque[Kernel] = deque()
-        self._size = size
-        self._workers = workers
-        self._stop = stop
-        self._busy = 0
-        self._changed = threading.Condition()
-        self.exclusive = False  # what is running has the box to itself
-
-    def take(self) -> list[Kernel]:
-        """Return the next kernels, when there are some for this worker; none: it is over."""
-        with self._changed:
-            while not self._stop.requested:
-                kernels = [] if self.exclusive else self._next(self._ready)
-                if not kernels and not self._busy and not self._ready:
-                    kernels = self._next(self._aside)
-                    self.exclusive = bool(kernels)
-                    if not kernels:
-                        return []
-                if kernels:
-                    self._busy += 1
-                    return kernels
-                self._changed.wait(HELD_PAUSE)
-            return []
-
-    def _next(self, queue: deque[Kernel]) -> list[Kernel]:
-        """Take kernels that are due off a queue: one that goes alone, or a batch of others."""
-        kernels: list[Kernel] = []
-        passed: list[Kernel] = []
-        now = time.monotonic()
-        size = min(self._size, -(-len(queue) // self._workers))
-        while queue and len(kernels) < size:
-            kernel = queue.popleft()
-            single = kernel.alone or kernel.plain
-            if kernel.due > now or (single and kernels):
-                passed.append(kernel)
-                continue
-            kernels.append(kernel)
-            if single:
-                break
-        queue.extendleft(reversed(passed))
-        return kernels
-
-    def finish(self) -> None:
-        """Say that what was taken is done with, or put back."""
-        with self._changed:
-            self._busy -= 1
-            self.exclusive = False
-            self._changed.notify_all()
-
-    def put_back(self, kernel: Kernel, pause: float = 0.0, last: bool = False) -> None:
-        """Have a kernel tried again, after `pause` seconds, before or behind the others."""
-        with self._changed:
-            kernel.due = time.monotonic() + pause
-            if last:
-                self._ready.append(kernel)
-            else:
-                self._ready.appendleft(kernel)
-
-    def put_aside(self, kernel: Kernel) -> None:
-        """Have a kernel run when no other worker does."""
-        with self._changed:
-            self._aside.append(kernel)
+HELD_PAUSE = 0.25  # seconds until kernels that another run holds are looked at again
+TRIAL_KERNELS = 10  # when the first so many all fail, it is the set-up
+SET_UP_REMEDY = (
+    "this looks like the set-up: does --python name an interpreter that has torch, do --ncu-args "
+    "leave ncu its metrics? Run one of the kernels by hand"
+)
 
 
 class Profiler:
-    """Profiles kernels that have no log, each GPU by a worker of its own."""
+    """Profiles kernels that have no log, each GPU by a worker of its own.
 
-    def __init__(self, options: Options, queue: Queue, stop: Stop, progress: Progress) -> None:
+    A worker takes some kernels, and stays with them until each has a log or a failure.
+    """
+
+    def __init__(self, options: Options, stop: Stop, progress: Progress) -> None:
         self.options = options
-        self.queue = queue
         self.stop = stop
         self.progress = progress
+        self.size = allow_descriptors(options.batch, len(options.workers))  # kernels at a time
         self.fatal: Failure | None = None  # what ended the run early
-        self.bandwidth = True  # ncu knows the metric here, as far as we know
+        self._bandwidth = True  # ncu knows the metric here, as far as we know
+        self._unstored = False  # a log could not be written
         self._lock = threading.RLock()
-        self._on_trial: list[Kernel] = []
-        self._trial_failures = 0
+        self._on_trial: list[Kernel] = []  # the first that are started and never failed before
+        self._held: list[Kernel] = []  # by other runs
+        self._elsewhere: list[Kernel] = []  # name a GPU that no worker can give them
 
-    def profile_all(self) -> None:
-        """Profile all, until it is done or stopped."""
+    def profile_all(self, kernels: list[Kernel]) -> None:
+        """Profile all, until it is done or stopped; last those that only one worker can."""
         self.progress.begin = time.monotonic()
-        workers = [threading.Thread(target=self.work, args=(gpu,)) for gpu in self.options.workers]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            while worker.is_alive():
-                worker.join(0.2)  # signals are handled in between
-                self.progress.tick()
+        self._profile_by(kernels, self.options.workers)
+        self._profile_by(self._elsewhere, [None])
 
-    def work(self, gpu: str | None) -> None:
-        """Be the worker of one GPU."""
-        while True:
-            kernels = self.queue.take()
+    def _profile_by(self, kernels: list[Kernel], gpus: list[str | None]) -> None:
+        """Share kernels out among workers, those that other runs hold when they are free."""
+        told = False
+        while kernels and not self.stop.requested:
+            self._held = []
+            waiting = kernels[::-1]
+            workers = [threading.Thread(target=self._work, args=(waiting, gpu)) for gpu in gpus]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(0.2)  # signals are handled in between
+                    self.progress.tick()
+            kernels = self._held
+            if kernels and not told:
+                self.progress.reporter.tell("another run profiles some of these kernels; waiting")
+                told = True
+            self.stop.pause(HELD_PAUSE if kernels else 0)
+
+    def _work(self, waiting: list[Kernel], gpu: str | None) -> None:
+        """Be one worker: take kernels off the end of a list, fewer when few are left."""
+        while not self.stop.requested:
+            with self._lock:
+                size = min(self.size, -(-len(waiting) // len(self.options.workers)))
+                kernels = [waiting.pop() for _ in range(size)]
             if not kernels:
                 return
             try:
-                self.profile(kernels, None if self.queue.exclusive else gpu)
+                self._profile(kernels, gpu)
             except Exception as error:
                 self.end(Failure("internal error", repr(error), "please report it"))
-            finally:
-                self.queue.finish()
 
-    def profile(self, kernels: list[Kernel], gpu: str | None) -> None:
+    def _profile(self, kernels: list[Kernel], gpu: str | None) -> None:
         """Profile some kernels, each locked from the look-up that misses to the stored log."""
         with contextlib.ExitStack() as locks:
-            sources = [s for s in (self.prepare(k, locks, gpu) for k in kernels) if s]
-            if sources and not self.stop.requested:
-                if self.options.batch and not sources[0].kernel.plain:
-                    self.profile_batch(sources, gpu)
-                else:
-                    self.profile_plain(sources[0], gpu)
+            sources = [s for s in (self._prepare(k, locks, gpu) for k in kernels) if s]
+            jobs = make_jobs(sources, self.options, gpu)
+            while jobs and not self.stop.requested:
+                jobs[:0] = self._run(jobs.pop(0))
 
-    def prepare(
+    def _prepare(
         self, kernel: Kernel, locks: contextlib.ExitStack, gpu: str | None
     ) -> Source | None:
         """Lock a kernel and read its source; None when it is settled, or has to wait."""
         if not locks.enter_context(kernel_lock(kernel.path)):
-            self.progress.reporter.tell_once("another run profiles some of these kernels; waiting")
-            self.queue.put_back(kernel, HELD_PAUSE, last=True)
+            self._held.append(kernel)
             return None
         if not self.options.force:
             look_up(kernel)
             if kernel.log:
-                self.settle(kernel, kernel.log)
+                self.progress.report(kernel, 0.0)
                 return None
         source = inspect_source(kernel)
         if isinstance(source, Failure):
-            self.settle(kernel, source)
+            self._fail(kernel, source)
             return None
-        if gpu is not None and source.other_device:
-            self.queue.put_aside(kernel)
+        if gpu is not None and devices_for(gpu, source.device, self.options.workers) is None:
+            self._elsewhere.append(kernel)
             return None
-        if self.options.batch and not source.batchable and not kernel.plain:
-            kernel.plain = True
-            self.queue.put_back(kernel)
-            return None
-        self.put_on_trial(kernel)
+        with self._lock:
+            if len(self._on_trial) < TRIAL_KERNELS and not kernel.failed_before:
+                self._on_trial.append(kernel)
         return source
 
-    def put_on_trial(self, kernel: Kernel) -> None:
-        """Count the first kernels that are started and never failed before."""
-        with self._lock:
-            fresh = not kernel.failed_before and kernel not in self._on_trial
-            if fresh and len(self._on_trial) < TRIAL_KERNELS:
-                self._on_trial.append(kernel)
-
-    def run(self, sources: list[Source], gpu: str | None, reports: Reports | None = None) -> Run:
-        """Run ncu on one kernel file, or on the driver of a batch of them."""
-        return run_child(
-            self.command(sources, reports.writer.fileno() if reports else None),
-            environment_for(gpu),
-            self.options.timeout,
-            BATCH_GRACE_SECONDS if reports else GRACE_SECONDS,
-            self.stop,
-            reports,
-        )
-
-    def command(self, sources: list[Source], reports: int | None) -> list[str]:
-        """Return the command that measures these kernels, in a batch if it reports somewhere."""
-        return ncu_command(self.options, sources, reports, self.bandwidth)
-
-    def profile_plain(self, source: Source, gpu: str | None) -> None:
-        """Profile the first launch of one kernel, in a process of its own."""
-        run = self.run([source], gpu)
-        text = compose_log(source, "first", run.command, run.stderr[-STDERR_LIMIT:], run.stdout)
-        parsed = parse_log(text)
-        if isinstance(parsed, Log) and not run.ended:
-            self.store(source, text, parsed, run.seconds)
-        else:
-            failure = find_trouble(run) or parsed
-            assert isinstance(failure, Failure)
-            self.settle_rest(run, "first", [(source, failure, "")])
-
-    def profile_batch(self, sources: list[Source], gpu: str | None) -> None:
-        """Profile the tuned launch of many kernels, in one process."""
-        with Reports() as reports:
-            run = self.run(sources, gpu, reports)
-        results: dict[bytes, list[Result]] = {}
-        for result in find_results(run.stdout):
-            results.setdefault(result.name.partition(b"/")[0], []).append(result)
-        rest: list[tuple[Source, Failure | str, str]] = []
-        environment = environment_for(gpu)
-        for index, source in enumerate(sources):
-            mine = results.get(b"%s%d" % (LABEL.encode(), index), [])
-            outcome: bytes | Log | Failure | str
-            outcome = judge_batched(index, source, reports, mine, run)
+    def _run(self, job: Job) -> list[Job]:
+        """Run ncu once; settle what that settles, and return how to go on with the others."""
+        with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
+            command = ncu_command(self.options, job.sources, reports, self._bandwidth)
+            grace = 10.0 if job.batch else 2.0  # ncu prints the results of a batch when it ends
+            run = run_child(
+                command, job.environment, self.stop, self.options.timeout, grace, reports
+            )
+        outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
+        seconds = run.seconds / len(job.sources)
+        rest: list[tuple[Source, Failure | Again]] = []
+        for source, outcome in zip(job.sources, outcomes):
             if isinstance(outcome, bytes):
-                shown = show_command(self.command([source], STDERR), environment)
-                text = compose_log(source, "tuned", shown, b"", outcome)
-                outcome = parse_log(text)
-                if isinstance(outcome, Log):
-                    self.store(source, text, outcome, run.seconds / len(sources))
-                    continue
-            rest.append((source, outcome, reports.errors.get(index) or reports.lost))
-        self.settle_rest(run, "tuned", rest)
-
-    def settle_rest(
-        self, run: Run, launch: str, rest: list[tuple[Source, Failure | str, str]]
-    ) -> None:
-        """Settle or put back what a run brought no log of, with what the driver said of each.
-
-        What we stopped is left as it is.
-        """
-        if not rest or run.ended == STOPPED:
-            return
-        passing = re.search(PASSING_TEXT, run.said)
-        fatal = None if passing else find_fatal(run)
-        refused = self.asks_in_vain(run.command) and re.search(METRIC_REFUSED, run.said)
-        if refused:
-            self.bandwidth = False
-        elif fatal:
-            self.end(fatal)
-            return
-        for source, outcome, words in rest:
-            kernel = source.kernel
-            text = b""
-            if passing or isinstance(outcome, Failure):
-                text = run.stdout + encode(words)
-                text = compose_log(source, launch, run.command, run.stderr, text)
-            if refused:
-                self.queue.put_back(kernel)
-            elif passing and kernel.pauses < len(PASSING_PAUSES):
-                self.queue.put_back(kernel, PASSING_PAUSES[kernel.pauses])
-                kernel.pauses += 1
-            elif passing:
-                failure = Failure("a driver resource was unavailable", printable(passing[0]))
-                self.settle(kernel, failure, run.seconds, text)
-            elif isinstance(outcome, Failure):
-                self.settle(kernel, outcome, run.seconds / len(rest), text)
+                self._store(job, source, outcome, run.command, seconds)
             else:
-                kernel.batches += 1
-                kernel.alone = outcome == GO_ALONE or kernel.batches >= BATCHES_IN_COMPANY
-                kernel.plain = outcome == GO_PLAINLY
-                self.queue.put_back(kernel)
+                rest.append((source, outcome))
+        return [] if run.ended == STOPPED or not rest else self._settle(job, run, rest)
 
-    def asks_in_vain(self, command: str) -> bool:
+    def _settle(self, job: Job, run: Run, rest: list[tuple[Source, Failure | Again]]) -> list[Job]:
+        """Take what brought no log for failed, unless it is to be tried again."""
+        left = dataclasses.replace(job, sources=[source for source, _ in rest])
+        passing = re.search(PASSING_TEXT, run.said)
+        if passing and job.pauses < len(PASSING_PAUSES):
+            self.stop.pause(PASSING_PAUSES[job.pauses])
+            left.pauses += 1
+            return [left]
+        if not passing and self._asks_in_vain(run.command) and re.search(METRIC_REFUSED, run.said):
+            self._bandwidth = False
+            return [left]
+        fatal = None if passing else find_fatal(run)
+        if fatal:
+            self.end(fatal)
+            return []
+        again: dict[Again, list[Source]] = {way: [] for way in Again}
+        for source, outcome in rest:
+            if passing:
+                outcome = Failure("a driver resource was unavailable", printable(passing[0]))
+            if isinstance(outcome, Again):
+                again[outcome].append(source)
+            else:
+                text = compose_text(run.stderr, run.stdout + encode(outcome.words))
+                header = compose_header(source, launch_of(job), run.command)
+                self._fail(source.kernel, outcome, run.seconds / len(rest), header + text)
+        return go_on(job, again)
+
+    def _asks_in_vain(self, command: str) -> bool:
         """Tell whether we, not the user, put the bandwidth metric into a command."""
         without = ncu_options(self.options.ncu_args, self.options.quick, False, bandwidth=False)
         return BANDWIDTH_METRIC in command and BANDWIDTH_METRIC not in " ".join(without)
 
-    def store(self, source: Source, text: bytes, log: Log, seconds: float) -> None:
+    def _store(self, job: Job, source: Source, text: bytes, command: str, seconds: float) -> None:
         """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
         kernel = source.kernel
+        if job.batch:
+            own = ncu_command(self.options, [source], STDERR, self._bandwidth)
+            command = show_command(own, job.environment)
+        text = compose_header(source, launch_of(job), command) + text
         again = read_if_there(kernel.path)
         if again is not None and hash_source(again) != source.sha256:
-            self.settle(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
+            self._fail(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
             return
-        if self.write(kernel.log_path, text):
+        if self._write(kernel.log_path, text):
             with contextlib.suppress(OSError):
                 os.unlink(kernel.error_path)
-        self.settle(kernel, log, seconds)
+        log = parse_log(text)
+        assert isinstance(log, Log)
+        with self._lock:
+            kernel.log, kernel.profiled = log, True
+            self.progress.report(kernel, seconds)
 
-    def write(self, path: str, text: bytes) -> bool:
+    def _fail(
+        self, kernel: Kernel, failure: Failure, seconds: float = 0.0, text: bytes = b""
+    ) -> None:
+        """Take a kernel for failed, and keep what ncu printed."""
+        if text:
+            self._write(kernel.error_path, b"# failed: %s\n" % encode(str(failure)) + text)
+        with self._lock:
+            kernel.failure = failure
+            self.progress.report(kernel, seconds)
+            trial = self._on_trial
+        if len(trial) == TRIAL_KERNELS and all(kernel.failure for kernel in trial):
+            kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
+            self.end(Failure(kind, str(failure), SET_UP_REMEDY))
+
+    def _write(self, path: str, text: bytes) -> bool:
         """Write a file beside a kernel; False where that cannot be."""
         try:
             write_whole(path, lambda stream: stream.write(text))
             return True
         except OSError as error:
-            self.progress.reporter.warn_once(
-                "what ncu says cannot be stored", f"{path}: {error.strerror}"
-            )
+            if not self._unstored:
+                self._unstored = True
+                reason = f"{path}: {error.strerror}"
+                self.progress.reporter.warn(f"what ncu says cannot be stored ({reason})")
             return False
-
-    def settle(
-        self, kernel: Kernel, outcome: Log | Failure, seconds: float = 0.0, text: bytes = b""
-    ) -> None:
-        """Take a kernel for done: profiled or failed in so many seconds, or found in the cache."""
-        if isinstance(outcome, Failure) and text:
-            self.write(kernel.error_path, b"# failed: %s\n" % encode(str(outcome)) + text)
-        with self._lock:
-            if isinstance(outcome, Log):
-                kernel.log, kernel.profiled = outcome, bool(seconds)
-                self._trial_failures -= TRIAL_KERNELS * (kernel in self._on_trial)
-            else:
-                kernel.failure = outcome
-                self._trial_failures += kernel in self._on_trial
-            self.progress.settle(kernel, seconds)
-        if self._trial_failures == TRIAL_KERNELS:
-            kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
-            self.end(Failure(kind, str(outcome), SET_UP_REMEDY))
 
     def end(self, failure: Failure) -> None:
         """End the run for a failure that every kernel would share."""
@@ -2479,45 +2110,36 @@ class Profiler:
         self.stop.request()
 
 
-SET_UP_REMEDY = (
-    "this looks like the set-up: does --python name an interpreter that has torch, do --ncu-args "
-    "leave ncu its metrics? Run one of the kernels by hand"
-)
+def launch_of(job: Job) -> str:
+    """Return which launch of its kernels a job profiles."""
+    return "tuned" if job.batch else "first"
 
 
-def ncu_command(
-    options: Options,
-    sources: list[Source],
-    reports: int | None,
-    bandwidth: bool = True,
-) -> list[str]:
-    """Return the command that measures one kernel, or a batch that reports to a descriptor."""
-    ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
-    driver = [] if reports is None else [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
-    paths = [source.kernel.path for source in sources]
-    return [options.ncu, *ours, options.python, *driver, *paths]
+def go_on(job: Job, again: dict[Again, list[Source]]) -> list[Job]:
+    """Return the jobs for what a batch left over. Each round settles a kernel, so it ends."""
+    together, alone = again[Again.TOGETHER], again[Again.ALONE]
+    if len(together) == len(job.sources):  # it settled none
+        together, alone = [], together
+    return [
+        *([dataclasses.replace(job, sources=together)] if together else []),
+        *(dataclasses.replace(job, sources=[source]) for source in alone),
+        *(Job([source], False, job.devices) for source in again[Again.PLAINLY]),
+    ]
 
 
-def environment_for(gpu: str | None) -> dict[str, str]:
-    """Return what ncu's environment adds to ours: digits without separators, a worker's GPU."""
-    own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-    return {"LC_ALL": "C.UTF-8", **own}
+def allow_descriptors(batch: int, workers: int) -> int:
+    """Return how many kernels a worker takes: each holds its lock by an open file."""
+    import resource
 
-
-def find_logs(progress: Progress, force: bool, stop: Stop) -> None:
-    """Look every kernel up in the cache. --force forgets the logs, not what the sources say."""
-    lock = threading.Lock()
-
-    def found(count: int) -> None:
-        with lock:
-            progress.cached += count
-        progress.tick()
-
-    look_up_all(progress.kernels, stop, found)
-    if force:
-        progress.cached = 0
-        for kernel in progress.kernels:
-            kernel.log = None
+    spare = 40  # files that are open besides
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = workers * batch + spare
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        batch = min(batch, (limit - spare) // workers)
+    return max(batch, 1)
 
 
 def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
@@ -2525,7 +2147,10 @@ def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kerne
     options.workers = [None]
     if options.gpus is not None and not options.cached_only:
         options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
-    find_logs(progress, options.force, stop)
+    look_up_all(progress.kernels, stop, progress.tick)
+    if options.force:  # forgets the logs, not what the sources say
+        for kernel in progress.kernels:
+            kernel.log = None
     if options.cached_only or stop.requested:
         return []
     missing = [kernel for kernel in progress.kernels if not kernel.log]
@@ -2541,52 +2166,31 @@ def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kerne
     return missing
 
 
-def plan_commands(sources: list[Source], options: Options) -> Iterator[str]:
-    """Yield the commands that would run, dealt out among the GPUs."""
-    groups: dict[tuple[bool, bool], list[Source]] = {}
-    for source in sources:
-        batched = bool(options.batch) and source.batchable
-        groups.setdefault((batched, source.other_device), []).append(source)
-    gpus = itertools.cycle(options.workers)
-    for (batched, other_device), group in groups.items():
-        size = options.batch if batched else 1
-        for at in range(0, len(group), size):
-            gpu = next(gpus)
-            reports = STDERR if batched else None
-            command = ncu_command(options, group[at : at + size], reports)
-            yield show_command(command, environment_for(None if other_device else gpu))
-
-
 def print_commands(missing: list[Kernel], options: Options, progress: Progress) -> int:
-    """Print the commands to stdout, however odd their paths; return the status."""
+    """Print the commands that would run to stdout, however odd their paths; return the status."""
     inspected = [inspect_source(kernel) for kernel in missing]
     sources = [source for source in inspected if isinstance(source, Source)]
-    commands = [os.fsencode(command) + b"\n" for command in plan_commands(sources, options)]
-    write_output("-", open_descriptor("-", ""), lambda stream: stream.writelines(commands))
+    size = options.batch or 1
+    gpus = itertools.cycle(options.workers)
+    commands: list[bytes] = []
+    for at in range(0, len(sources), size):
+        for job in make_jobs(sources[at : at + size], options, next(gpus)):
+            command = ncu_command(options, job.sources, STDERR if job.batch else None)
+            commands.append(os.fsencode(show_command(command, job.environment)) + b"\n")
+    find_target("-", "")
+    write_output("-", None, lambda stream: stream.writelines(commands))
     cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
     reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
     progress.reporter.tell(
         f"{len(commands)} commands would run for {len(sources)} kernels; "
-        f"{progress.cached} are cached{reasons}"
+        f"{progress.count()['cached']} are cached{reasons}"
     )
     return 0
 
 
-def allow_descriptors(batch: int, workers: int) -> int:
-    """Return the batch that open files allow: every kernel of one holds its lock by a file."""
-    import resource
-
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = workers * batch + SPARE_DESCRIPTORS
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-        batch = min(batch, (limit - SPARE_DESCRIPTORS) // workers)
-    return max(batch, 1)
-
-
-def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: Progress) -> None:
+def profile_missing(
+    missing: list[Kernel], options: Options, stop: Stop, progress: Progress
+) -> None:
     """Profile what has no log, what failed before last.
 
     Raises UsageError for a failure that every kernel would share.
@@ -2595,15 +2199,72 @@ def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: P
         return
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
-    missing.sort(key=lambda kernel: kernel.failed_before)
-    workers = len(options.workers)
-    size = allow_descriptors(options.batch, workers) if options.batch else 1
-    queue = Queue(missing, size, workers, stop)
-    profiler = Profiler(options, queue, stop, progress)
-    profiler.profile_all()
+    profiler = Profiler(options, stop, progress)
+    profiler.profile_all(sorted(missing, key=lambda kernel: kernel.failed_before))
     fatal = profiler.fatal
     if fatal:
         raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
+
+
+# ---------------------------------------------------------------------------------------------
+# The summary
+# ---------------------------------------------------------------------------------------------
+
+
+def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
+    """Say once what a reader of the figures must know."""
+    logs = [kernel.log for kernel in kernels if kernel.log]
+    chips = Counter(log.compute_capability for log in logs if log.compute_capability)
+    counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
+    warnings = (
+        (
+            sum(not log.bandwidth for log in logs),
+            "{} kernels have no bandwidth: their GPU has no DRAM counters",
+        ),
+        (len(chips) > 1, f"the logs come from different GPU generations: {counts}"),
+        (
+            sum(kernel.claims for kernel in kernels if kernel.misread_gb),
+            "kernel_args_num_gb of {} rows is too large: torch drops the exponent of small "
+            "figures (5.6e-06 is read as 5.6)",
+        ),
+        (
+            sum(kernel.state == "no log" for kernel in kernels),
+            f"{{}} of {len(kernels)} kernels have no log",
+        ),
+        (
+            sum(kernel.had_figures for kernel in kernels if not kernel.log),
+            "{} rows came with figures and are blank now: no valid log says so",
+        ),
+    )
+    reporter.warn(*(text.format(count) for count, text in warnings if count))
+
+
+def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
+    """Return the summary."""
+    counts = progress.count()
+    failures = Counter(kernel.failure.kind for kernel in progress.kernels if kernel.failure)
+    lines = {
+        "rows": (len(table.rows), ""),
+        "left out": (
+            table.foreach + len(table.torn),
+            f"{table.foreach} foreach, {len(table.torn)} torn",
+        ),
+        "kernels": (len(progress.kernels), ""),
+        "cached": (counts["cached"], ""),
+        "profiled": (counts["profiled"], ""),
+        "failed": (counts["failed"], ", ".join(f"{n} {k}" for k, n in failures.most_common())),
+        "no log": (counts["no log"], ""),
+    }
+    text = [
+        f"{name:9}{count:>8}  {note}".rstrip()
+        for name, (count, note) in lines.items()
+        if count or not note
+    ]
+    launches = Counter(kernel.log.tuned for kernel in progress.kernels if kernel.log)
+    if launches[True] or batch:
+        hint = " (--force profiles them again)" if launches[False] else ""
+        text.append(f"launch   {launches[True]:>8}  tuned, {launches[False]} first launches{hint}")
+    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -2611,26 +2272,20 @@ def profile_all(missing: list[Kernel], options: Options, stop: Stop, progress: P
 # ---------------------------------------------------------------------------------------------
 
 
-class Options(argparse.Namespace):
-    """What the command line says, and what it comes to."""
+EPILOG = """\
+exit status:
+  0  every row has its figures
+  1  the output is complete, but rows were left out as torn, kernels failed, or
+     (with --cached-only) had no log
+  2  wrong usage, input or environment; the output is as it was
+  129, 130, 143  stopped by HUP, INT or TERM: logs are kept, the output is as it was, and the
+     same command goes on; a second INT kills at once
 
-    input: str
-    output: str
-    model_name: str
-    table_only: bool
-    quiet: bool
-    force: bool
-    cached_only: bool
-    dry_run: bool
-    quick: bool
-    batch: int
-    gpus: str | None
-    shard: tuple[int, int] | None
-    ncu: str
-    ncu_args: list[str]
-    python: str
-    timeout: float
-    workers: list[str | None]  # CUDA_VISIBLE_DEVICES of each; None: as inherited
+example:
+  %(prog)s -i metric_table_kernel_metadata.csv -o augmented.csv
+  %(prog)s -i /tmp/torchinductor_$USER -o table.csv --table-only
+  %(prog)s -i table.csv -o augmented.csv --quick --batch 32 --gpus all
+"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -2670,8 +2325,8 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def parse_batch(text: str) -> int:
     """Return a batch's size; all its paths must fit on one command line."""
-    if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= BATCH_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {BATCH_LIMIT}")
+    if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= 500:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 500")
     return int(text)
 
 
@@ -2815,7 +2470,7 @@ def make_parser() -> Parser:
 def load_table(options: Options, reporter: Reporter) -> Table:
     """Return the input's rows, and say which were left out."""
     if os.path.isdir(options.input):
-        return read_cache(options.input, options.model_name, reporter)
+        return read_directory(options.input, options.model_name, reporter)
     folder = "" if options.input == "-" else os.path.dirname(options.input)
     with open_table(options.input) as stream:
         if options.table_only:
@@ -2825,7 +2480,7 @@ def load_table(options: Options, reporter: Reporter) -> Table:
         except OSError as error:
             raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
     torn = [f"line {number} is torn or names no kernel file; left out" for number in table.torn]
-    warn_of_first(torn, reporter)
+    reporter.warn(*torn)
     if table.torn and not table.rows:
         raise UsageError(f"{options.input} has no usable row")
     return table
@@ -2835,15 +2490,13 @@ def augment(options: Options, reporter: Reporter) -> int:
     """Read the table, look up or measure every kernel, write the table; return the status."""
     begin = time.monotonic()
     table = load_table(options, reporter)
-    fill = functools.partial(write_table, table=table, figures=not options.table_only)
-    progress = Progress(keep_shard(table, options.shard), reporter)
+    progress = Progress(table.keep_shard(options.shard), reporter)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
-    place: str | int | None = open_descriptor(options.output, options.input)
+    fill = functools.partial(write_table, table=table, figures=not options.table_only)
     stop = Stop()
     with stop.on_signals():
-        if place is None and not options.dry_run:
-            place = find_destination(options.output, options.input)
+        target = None if options.dry_run else find_target(options.output, options.input)
         if not options.table_only:
             try:
                 missing = find_missing(options, progress, stop)
@@ -2853,24 +2506,29 @@ def augment(options: Options, reporter: Reporter) -> int:
             if options.dry_run and not stop.requested:
                 return print_commands(missing, options, progress)
             if not stop.requested:
-                profile_all(missing, options, stop, progress)
+                profile_missing(missing, options, stop, progress)
         if stop.requested:
-            again = "the same command without --force" if options.force else "the same command"
-            reporter.say(
-                f"stopped by {signal.Signals(stop.signal).name}: {progress.done} of "
-                f"{len(progress.kernels)} kernels are done; {again} goes on from there"
-            )
-            return 128 + stop.signal
-        if isinstance(place, str):
-            write_output(options.output, place, fill)
-    if not isinstance(place, str):  # its reader can keep us waiting: signals end that as ever
-        write_output(options.output, place, fill)
+            return say_stopped(options, stop, progress)
+        if target is not None:
+            write_output(options.output, target, fill)
+    if target is None:  # its reader can keep us waiting: signals end that as ever
+        write_output(options.output, target, fill)
     if options.table_only:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
     report_warnings(progress.kernels, reporter)
     reporter.tell(summarise(table, progress, options.batch, time.monotonic() - begin))
     return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
+
+
+def say_stopped(options: Options, stop: Stop, progress: Progress) -> int:
+    """Say how far a run that was stopped has come; return the status."""
+    again = "the same command without --force" if options.force else "the same command"
+    progress.reporter.say(
+        f"stopped by {signal.Signals(stop.signal).name}: {progress.done()} of "
+        f"{len(progress.kernels)} kernels are done; {again} goes on from there"
+    )
+    return 128 + stop.signal
 
 
 def make_streams_usable() -> None:

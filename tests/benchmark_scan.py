@@ -52,7 +52,7 @@ def read_all(paths: list[str]) -> int:
 
 def scan(root: str) -> int:
     """Scan the folder as the program does; the number of rows."""
-    return len(program.read_cache(root, "", program.Reporter()).rows)
+    return len(program.read_directory(root, "", program.Reporter()).rows)
 
 
 def seconds(work: Callable[[], int]) -> float:

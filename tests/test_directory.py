@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import random
+import tempfile
 import unittest
+from collections.abc import Iterable
 from pathlib import Path
 
-import parse_kernel_metadata_csv as program
 from tests import kernels_by_hand as hand
 from tests import support
 
@@ -268,84 +269,111 @@ def shifted(digits: str) -> float:
     return round(float(f"{digits[:1]}.{digits[1:] or 0}"), 6)
 
 
-def parse(source: bytes) -> object:
-    """The row of a source, or why it has none."""
-    return program.parse_kernel_file(source, "k.py")
-
-
-class MangledCase(unittest.TestCase):
-    """Tests of sources that no torch wrote."""
+class MangledCase(DirectoryCase):
+    """Tests of sources that no torch wrote, many in one run of the program."""
 
     sources = tuple(example.source.encode() for example in hand.EXAMPLES.values())
 
-    def assert_right(self, row: object, source: bytes) -> None:
-        """A row holds what the source says, in the form of the table."""
-        if not isinstance(row, dict):
-            return
-        self.assertEqual(",".join(row), hand.COLUMNS)
-        self.assertIn(f"'{row['kernel_name']}'".encode(), source)
-        self.assertRegex(row["line_of_code"], r"\A[1-9][0-9]*\Z")
-        for column, pattern in (("num_load", b"tl.load"), ("num_for_loop", b"for ")):
-            self.assertLessEqual(int(row[column]), source.count(pattern))
-        for column in ("xnumel", "ynumel", "rnumel"):
-            self.assertRegex(row[column], r"\A[0-9]*\Z")
-        self.assertRegex(row["kernel_args_num_gb"], r"\A([0-9]+\.[0-9]{6,})?\Z")
+    def rows_of(self, sources: Iterable[bytes]) -> list[dict[str, str] | None]:
+        """The row of each source, less its path; None where it has none."""
+        with tempfile.TemporaryDirectory(dir=self.tmp) as folder:
+            # With a kernel that has a row: a folder without any is an error.
+            paths = []
+            for number, source in enumerate((self.sources[0], *sources)):
+                paths.append(os.path.join(folder, f"{number}.py"))
+                with open(paths[-1], "wb") as file:
+                    file.write(source)
+            self.table_of(Path(folder))
+            rows = {row.pop("kernel_path"): row for row in support.read_rows(self.tmp / "out.csv")}
+        self.assertIn(paths[0], rows)
+        return [rows.get(path) for path in paths[1:]]
+
+    def assert_right(self, sources: list[bytes]) -> None:
+        """The rows hold what the sources say, in the form of the table."""
+        for row, source in zip(self.rows_of(sources), sources):
+            if row is None:
+                continue
+            self.assertIn(f"'{row['kernel_name']}'".encode(), source)
+            self.assertRegex(row["line_of_code"], r"\A[1-9][0-9]*\Z")
+            for column, pattern in (("num_load", b"tl.load"), ("num_for_loop", b"for ")):
+                self.assertLessEqual(int(row[column]), source.count(pattern))
+            for column in ("xnumel", "ynumel", "rnumel"):
+                self.assertRegex(row[column], r"\A[0-9]*\Z")
+            self.assertRegex(row["kernel_args_num_gb"], r"\A([0-9]+\.[0-9]{6,})?\Z")
 
 
 class MangledTest(MangledCase):
-    """No source raises, and none that was cut gives a row."""
+    """No source stops the program, and none that was cut gives a row."""
 
     def test_cut_anywhere(self) -> None:
         for source in self.sources:
-            whole = parse(source)
-            self.assertIsInstance(whole, dict)
             needed = source.rindex(b'GB/s")') + len(b'GB/s")')
-            for end in range(len(source)):
-                row = parse(source[:end])
-                self.assertTrue(row == whole if end >= needed else not isinstance(row, dict), end)
+            *cut, whole = self.rows_of(source[:end] for end in range(len(source) + 1))
+            self.assertIsNotNone(whole)
+            for end, row in enumerate(cut):
+                self.assertEqual(row, whole if end >= needed else None, end)
 
     def test_bytes_that_python_would_refuse(self) -> None:
+        mangled = []
         for source in self.sources:
             for junk in (b"\0", b"\xff"):
                 at = source.index(b"tl.load")
-                self.assertNotIsInstance(parse(source[:at] + junk + source[at:]), dict)
+                mangled.append(source[:at] + junk + source[at:])
+        self.assertEqual(self.rows_of(mangled), [None] * len(mangled))
 
     def test_two_kernels_in_one_file(self) -> None:
-        self.assertNotIsInstance(parse(self.sources[0] + self.sources[1]), dict)
+        self.assertEqual(self.rows_of([self.sources[0] + self.sources[1]]), [None])
 
     def test_lines_around_the_function_do_not_change_its_row(self) -> None:
-        for source in self.sources:
-            padded = source.replace(b"\ndef get_args", b"\n# \xc3\xa9 for tl.load\n\ndef get_args")
-            self.assertEqual(parse(padded), parse(source))
+        comment = b"\n# \xc3\xa9 for tl.load\n\ndef get_args"
+        padded = [source.replace(b"\ndef get_args", comment) for source in self.sources]
+        self.assertNotEqual(padded[0], self.sources[0])
+        self.assertEqual(self.rows_of(padded), self.rows_of(self.sources))
 
     def test_spliced_at_random(self) -> None:
         chosen = random.Random(7)
+        mangled = []
         for _ in range(2000):
             one, other = chosen.choice(self.sources), chosen.choice(self.sources)
-            source = one[: chosen.randrange(len(one))] + other[chosen.randrange(len(other)) :]
-            self.assert_right(parse(source), source)
+            mangled.append(
+                one[: chosen.randrange(len(one))] + other[chosen.randrange(len(other)) :]
+            )
+        self.assert_right(mangled)
 
 
 if st is not None:
+    EDITS = st.lists(
+        st.tuples(st.integers(0, 4000), st.integers(0, 300), st.binary(max_size=20)), max_size=6
+    )
 
     class PropertyTest(MangledCase):
-        """The same, on sources that hypothesis mangles."""
+        """The same, on sources that hypothesis mangles, thirty in a run."""
 
-        @settings(max_examples=300, deadline=None)
+        @settings(max_examples=10, deadline=None)
         @given(
-            st.sampled_from(MangledCase.sources),
-            st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 300), st.binary(max_size=20))),
+            examples=st.lists(
+                st.tuples(st.sampled_from(MangledCase.sources), EDITS), min_size=30, max_size=30
+            )
         )
-        def test_mangled(self, source: bytes, edits: list[tuple[int, int, bytes]]) -> None:
-            for at, length, new in edits:
-                source = source[:at] + new + source[at + length :]
-            self.assert_right(parse(source), source)
+        def test_mangled(self, examples: list[tuple[bytes, list[tuple[int, int, bytes]]]]) -> None:
+            mangled = []
+            for source, edits in examples:
+                for at, length, new in edits:
+                    source = source[:at] + new + source[at + length :]
+                mangled.append(source)
+            self.assert_right(mangled)
 
-        @settings(max_examples=300, deadline=None)
-        @given(st.binary(max_size=400), st.sampled_from(MangledCase.sources))
-        def test_any_bytes(self, junk: bytes, source: bytes) -> None:
-            self.assertNotIsInstance(parse(junk), dict)
-            self.assert_right(parse(junk + source), junk + source)
+        @settings(max_examples=10, deadline=None)
+        @given(
+            examples=st.lists(
+                st.tuples(st.binary(max_size=400), st.sampled_from(MangledCase.sources)),
+                min_size=30,
+                max_size=30,
+            )
+        )
+        def test_any_bytes(self, examples: list[tuple[bytes, bytes]]) -> None:
+            self.assertEqual(self.rows_of(junk for junk, _ in examples), [None] * len(examples))
+            self.assert_right([junk + source for junk, source in examples])
 
 
 if __name__ == "__main__":

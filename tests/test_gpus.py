@@ -192,29 +192,48 @@ class WorkersTest(GpuCase):
         self.assertEqual(written[0], written[1])
         self.assertEqual(said[0], said[1])
 
-    def test_kernels_of_another_device_run_alone(self) -> None:
+    def test_kernels_of_another_device(self) -> None:
+        """A kernel that names cuda:N is given its worker's GPU at that index, behind others."""
         self.use_torch()
         kernels = self.kernels(5, torch=True)
-        for number in (1, 3):
-            kernels[number] = self.kernel(f"{NAME}{number}", torch=True, device=number)
-        inherited = "7,6,5,4,3"
+        for number, device in ((1, 1), (3, 3)):
+            kernels[number] = self.kernel(f"{NAME}{number}", torch=True, device=device)
         for options in ((), ("--batch", "2", "--quick")):
             with self.subTest(options):
                 self.log.unlink(missing_ok=True)
                 command = ("--gpus", "0,1", "--force", *options)
-                self.go(kernels, *command, CUDA_VISIBLE_DEVICES=inherited)
+                self.go(kernels, *command, CUDA_VISIBLE_DEVICES="7,6,5,4,3")
+                self.assert_output(kernels)
+                seen = {}
+                for number, kernel in enumerate(kernels):
+                    [call] = [call for call in self.calls() if str(kernel) in call["argv"]]
+                    seen[number] = call["cuda"]
+                self.assertLessEqual({seen[0], seen[2], seen[4]}, {"7", "6"})
+                self.assertIn(seen[1], ("6,7", "7,6"))
+                self.assertIn(seen[3], ("6,5,4,7", "7,5,4,6"))
+
+    def test_a_device_that_no_worker_can_give(self) -> None:
+        """Such kernels come last, one at a time, and see the devices that we were given."""
+        self.use_torch()
+        kernels = self.kernels(5, torch=True)
+        for number in (0, 3):
+            kernels[number] = self.kernel(f"{NAME}{number}", torch=True, device=2)
+        for options in ((), ("--batch", "2", "--quick")):
+            with self.subTest(options):
+                self.log.unlink(missing_ok=True)
+                command = ("--gpus", "0,1", "--force", *options)
+                self.go(kernels, *command, CUDA_VISIBLE_DEVICES="7,6")
                 self.assert_output(kernels)
                 calls = self.calls()
-                whole = [call for call in calls if call["cuda"] == inherited]
-                others = [call for call in calls if call["cuda"] != inherited]
+                whole = [call for call in calls if call["cuda"] == "7,6"]
+                others = [call for call in calls if call["cuda"] != "7,6"]
                 self.assertEqual({call["cuda"] for call in others} - {"7", "6"}, set())
-                given = {word for call in whole for word in call["argv"] if ".py" in word}
+                given = {word for call in whole for word in call["argv"]}
                 self.assertEqual(
-                    {word for word in given if word.startswith(str(self.cache))},
-                    {str(kernels[1]), str(kernels[3])},
+                    given & {str(kernel) for kernel in kernels}, {str(kernels[0]), str(kernels[3])}
                 )
-                for one, other in itertools.permutations(calls, 2):
-                    if one["cuda"] == inherited:
+                for one, other in itertools.product(whole, calls):
+                    if one is not other:
                         apart = one["ended"] <= other["started"] or other["ended"] <= one["started"]
                         self.assertTrue(apart, "beside another")
 

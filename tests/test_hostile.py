@@ -51,10 +51,10 @@ class TableTest(Case):
         table = (
             b'kernel_name,kernel_path,kernel_category,"x\ny",ncu_duration_us\nn,k1.py,p,"a\nb",7\n'
         )
-        ours = b",latency_us_under_profiling,ncu_mem_bw_gbps,ncu_mem_accessed_gb"
+        ours = b",latency_us_under_profiling,ncu_duration_us,ncu_mem_bw_gbps,ncu_mem_accessed_gb"
         self.assertEqual(
             self.fill(table),
-            table.split(b"\nn")[0] + ours + b'\nn,k1.py,p,"a\nb",2.0,27.0,500.0,0.001\n',
+            table.split(b",ncu")[0] + ours + b'\nn,k1.py,p,"a\nb",' + CELLS.encode() + b"\n",
         )
 
     def test_a_nul_in_the_second_line_of_a_cell(self) -> None:

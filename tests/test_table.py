@@ -135,7 +135,7 @@ class ColumnTest(TableCase):
         output, _ = self.augment(f"{header}\n{row}\n")
         self.assertEqual(output.decode(), f"{header}{ADDED}\n{row}{self.figures(5)}\n")
 
-    def test_augmented_columns_are_refilled_where_they_stand(self) -> None:
+    def test_augmented_columns_are_dropped_and_added_anew(self) -> None:
         path, lost = self.cached(6), f"{self.cache}/lost.py"
         first = f"{NARROW}\na,{path},pointwise\nb,{lost},pointwise\n"
         once, _ = self.augment(first, status=1)
@@ -147,8 +147,7 @@ class ColumnTest(TableCase):
         )
         self.assertEqual(
             output.decode(),
-            f"{old},ncu_mem_bw_gbps\n60.0,a,{path},pointwise,0.00036,31.0,6.0\n"
-            f",b,{lost},pointwise,,,\n",
+            f"{NARROW}{ADDED}\na,{path},pointwise,31.0,60.0,6.0,0.00036\nb,{lost},pointwise,,,,\n",
         )
 
     def test_header_only(self) -> None:
