@@ -35,6 +35,7 @@ import sys
 import threading
 import time
 import types
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -154,28 +155,6 @@ class Kernel:
         return "failed" if self.failure else "no log"
 
 
-class Options(argparse.Namespace):
-    """What the command line says, and what it comes to."""
-
-    input: str
-    output: str
-    model_name: str
-    table_only: bool
-    quiet: bool
-    force: bool
-    cached_only: bool
-    dry_run: bool
-    quick: bool
-    batch: int
-    gpus: str | None
-    shard: tuple[int, int] | None
-    ncu: str
-    ncu_args: list[str]
-    python: str
-    timeout: float
-    workers: list[str | None]  # the GPU of each, for CUDA_VISIBLE_DEVICES; None: as inherited
-
-
 # ---------------------------------------------------------------------------------------------
 # What is said to a person
 # ---------------------------------------------------------------------------------------------
@@ -209,6 +188,8 @@ class Reporter:
     def __init__(self) -> None:
         self.quiet = False
         self.terminal = sys.stderr is not None and sys.stderr.isatty()
+        self.kernels: list[Kernel] = []  # whose progress is told
+        self.begin = FOR_EVER  # of profiling, by time.monotonic()
         self._lock = threading.RLock()
         self._drawn = 0  # width of the status line that stands there
         self._due = 0.0
@@ -226,16 +207,47 @@ class Reporter:
 
     def warn(self, *texts: str) -> None:
         """Print warnings; of many the first ten, and how many more there are."""
-        for text in texts[:10]:
+        more = [f"and {len(texts) - 10} more like this"] if len(texts) > 10 else []
+        for text in [*texts[:10], *more]:
             self.say(f"warning: {text}")
-        if len(texts) > 10:
-            self.say(f"warning: and {len(texts) - 10} more like this")
 
-    def status(self, text: Callable[[], str]) -> None:
+    def count(self) -> Counter[str]:
+        """Return how many kernels are in each state."""
+        return Counter(kernel.state for kernel in self.kernels)
+
+    def progress(self) -> str:
+        """Return the status line of a run. The rate is that of all workers together."""
+        counts = self.count()
+        left = counts["no log"]
+        text = f"{len(self.kernels) - left}/{len(self.kernels)} done"
+        text += "".join(f", {counts[state]} {state}" for state in ("cached", "profiled", "failed"))
+        measured = counts["profiled"] + counts["failed"]
+        if measured:
+            rate = (time.monotonic() - self.begin) / measured
+            text += f", {rate:.1f} s/kernel, ETA {show_time(rate * left)}"
+        return text
+
+    def done(self) -> int:
+        """Return how many kernels are done with."""
+        return sum(1 for kernel in self.kernels if kernel.log or kernel.failure)
+
+    def report(self, kernel: Kernel, seconds: float) -> None:
+        """Say what became of a kernel."""
+        if kernel.failure or (kernel.profiled and not self.terminal):
+            total = str(len(self.kernels))
+            named = printable(encode(f"{kernel.name} {kernel.path}"), limit=10_000)
+            line = f"[{self.done():{len(total)}}/{total}] {seconds:.1f}s {named}"
+            if kernel.failure:
+                self.say(f"{line} failed: {kernel.failure}")
+            else:
+                self.tell(line)
+        self.tick()
+
+    def tick(self, status: Callable[[], str] | None = None) -> None:
         """Redraw the status line of a terminal, a few times a second."""
         if self.terminal and not self.quiet and time.monotonic() >= self._due:
             self._due = time.monotonic() + 0.1
-            self._draw(text())
+            self._draw((status or self.progress)())
 
     def _draw(self, text: str) -> None:
         """Draw the status line, or take it away; it has no other use of control characters."""
@@ -257,52 +269,6 @@ class Reporter:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-class Progress:
-    """How far a run is: what is said while it goes on."""
-
-    def __init__(self, kernels: list[Kernel], reporter: Reporter) -> None:
-        self.kernels = kernels
-        self.reporter = reporter
-        self.begin = FOR_EVER  # of profiling, by time.monotonic()
-
-    def count(self) -> Counter[str]:
-        """Return how many kernels are in each state."""
-        return Counter(kernel.state for kernel in self.kernels)
-
-    def done(self) -> int:
-        """Return how many kernels are done with."""
-        return len(self.kernels) - self.count()["no log"]
-
-    def tick(self) -> None:
-        """Redraw the status line, if it is time."""
-        self.reporter.status(self.status)
-
-    def status(self) -> str:
-        """Return the status line. The rate is that of all workers together."""
-        counts = self.count()
-        left = counts["no log"]
-        text = f"{len(self.kernels) - left}/{len(self.kernels)} done"
-        text += "".join(f", {counts[state]} {state}" for state in ("cached", "profiled", "failed"))
-        measured = counts["profiled"] + counts["failed"]
-        if measured:
-            rate = (time.monotonic() - self.begin) / measured
-            text += f", {rate:.1f} s/kernel, ETA {show_time(rate * left)}"
-        return text
-
-    def report(self, kernel: Kernel, seconds: float) -> None:
-        """Say what became of a kernel."""
-        if not kernel.failure and (not kernel.profiled or self.reporter.terminal):
-            return self.tick()
-        total = str(len(self.kernels))
-        named = printable(encode(f"{kernel.name} {kernel.path}"), limit=10_000)
-        line = f"[{self.done():{len(total)}}/{total}] {seconds:.1f}s {named}"
-        if kernel.failure:
-            self.reporter.say(f"{line} failed: {kernel.failure}")
-        else:
-            self.reporter.tell(line)
-        self.tick()
-
-
 # ---------------------------------------------------------------------------------------------
 # Files that are read at once, and written whole or not at all
 # ---------------------------------------------------------------------------------------------
@@ -317,14 +283,11 @@ def read_bytes(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         data = os.read(descriptor, READ_SIZE)
-        if len(data) < READ_SIZE:
-            return data
-        chunks = [data]
-        while chunks[-1] and len(chunks) * READ_SIZE <= 2 * OUTPUT_LIMIT:
-            chunks.append(os.read(descriptor, READ_SIZE))
-        if chunks[-1]:
+        if len(data) == READ_SIZE:
+            data += os.read(descriptor, 2 * OUTPUT_LIMIT)
+        if len(data) > 2 * OUTPUT_LIMIT:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        return b"".join(chunks)
+        return data
     finally:
         os.close(descriptor)
 
@@ -691,19 +654,17 @@ def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[], None]) -> 
         begin = time.perf_counter()
         for count, kernel in enumerate(rest, 1):
             look_up(kernel)
-            if count & 7:
-                continue
-            tick()
             if count == WARM_UP:
                 begin = time.perf_counter()
-            elif time.perf_counter() - begin > patience * (count - WARM_UP):
-                return
-            if stop.requested:
-                return
+            if count & 7 == 0:
+                tick()
+                slow = time.perf_counter() - begin > patience * (count - WARM_UP)
+                if stop.requested or (slow and count > WARM_UP):
+                    return
 
     read(SLOW_OPEN)
+    readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
     if length_hint(rest) and not stop.requested:
-        readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
         for reader in readers:
             reader.start()
         for reader in readers:
@@ -767,25 +728,15 @@ def kernel_lock(path: str) -> Iterator[bool]:
     """
     import fcntl
 
-    descriptor = -1
+    descriptor, held = -1, True
     try:
-        for mode in (os.O_RDWR, os.O_RDONLY):
-            try:
-                descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
-                break
-            except OSError as error:
-                if error.errno == errno.EMFILE:  # no reason to go on without the lock
-                    yield False
-                    return
-        try:
-            if descriptor >= 0:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            pass
-        yield True
+        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # that files run out is no reason to go on without the lock
+        held = error.errno not in (errno.EWOULDBLOCK, errno.EMFILE)
+    try:
+        yield held
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -1146,7 +1097,7 @@ def read_directory(root: str, model_name: str, reporter: Reporter) -> Table:
             row["model_name"] = model_name
             cells = [*row.values()]
             table.add(cells, join_cells(cells))
-        reporter.status(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
+        reporter.tick(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
     reporter.warn(*warnings)
     table.foreach = counts[NoRow.FOREACH]
     if not table.rows:
@@ -1254,11 +1205,6 @@ def unnamed_file() -> Iterator[int]:
         os.close(descriptor)
 
 
-def size_of(*descriptors: int) -> int:
-    """Return how many bytes some files hold."""
-    return sum(os.fstat(descriptor).st_size for descriptor in descriptors)
-
-
 def run_child(
     command: list[str],
     environment: Mapping[str, str],
@@ -1291,31 +1237,27 @@ def run_child(
             run.ended = f"{CANNOT_START}: {error.strerror}"
             return run
         try:
-            run.ended = watch(process.pid, stop, timeout or FOR_EVER, stdout, stderr, reports)
-            if run.ended:
-                terminate(process, stop, 0.0 if run.ended == TOO_MUCH else grace)
+            run.ended = watch(process.pid, stop, timeout or FOR_EVER, [stdout, stderr], reports)
         finally:
-            run.status = kill(process)
-        most = OUTPUT_LIMIT if size_of(stdout, stderr) <= OUTPUT_LIMIT else OUTPUT_LIMIT >> 6
+            run.status = end_group(process, stop, grace if run.ended not in ("", TOO_MUCH) else 0)
+        most = OUTPUT_LIMIT >> 6 if run.ended == TOO_MUCH else OUTPUT_LIMIT
         run.stdout, run.stderr = (os.pread(file, most, 0) for file in (stdout, stderr))
     run.reports = b"" if reports is None else os.pread(reports, OUTPUT_LIMIT, 0)
     run.seconds = time.monotonic() - begin
     return run
 
 
-def watch(
-    pid: int, stop: Stop, timeout: float, stdout: int, stderr: int, reports: int | None
-) -> str:
+def watch(pid: int, stop: Stop, timeout: float, output: list[int], reports: int | None) -> str:
     """Wait until a process is gone, not reaping it; else return what came first."""
     nap, heard = 0.001, 0
     deadline = time.monotonic() + timeout
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if reports is not None and size_of(reports) != heard:
-            heard = size_of(reports)
+        if reports is not None and os.fstat(reports).st_size != heard:
+            heard = os.fstat(reports).st_size
             deadline = time.monotonic() + timeout
         if stop.requested:
             return STOPPED
-        if size_of(stdout, stderr) > OUTPUT_LIMIT:
+        if sum(os.fstat(file).st_size for file in output) > OUTPUT_LIMIT:
             return TOO_MUCH
         if time.monotonic() >= deadline:
             return f"no end after {timeout:g} s"
@@ -1324,25 +1266,21 @@ def watch(
     return ""
 
 
-def terminate(process: subprocess.Popen[bytes], stop: Stop, grace: float) -> None:
-    """Ask the whole group to end, and give it a little time: ncu prints its results then.
+def end_group(process: subprocess.Popen[bytes], stop: Stop, grace: float) -> int:
+    """Kill what is left of a process's group, asked to end before if there is a grace.
 
-    Some ncu are a shell script, which is gone before what it started.
+    ncu prints its results when it is asked. Some are a shell script, gone before what it started.
     """
+    from subprocess import TimeoutExpired
+
     deadline = time.monotonic() + grace
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
+        if grace:
+            os.killpg(process.pid, signal.SIGTERM)
         while time.monotonic() < deadline and not stop.insisted:
             process.poll()  # or its zombie keeps the group alive
             os.killpg(process.pid, 0)
             time.sleep(0.005)
-
-
-def kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill what is left of the group; return the status."""
-    from subprocess import TimeoutExpired
-
-    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutExpired):
         return process.wait(10)
@@ -1364,17 +1302,18 @@ def ask(option: str, command: list[str], stop: Stop) -> list[str]:
 
 # ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
 # because `all` waits for every descendant, daemons too, and injects into compilers.
-NCU_OPTIONS: dict[str, str | None] = {
+NCU_OPTIONS = {
     "--kernel-name": "regex:triton",
     "--launch-count": "1",
     "--set": "full",
+    "--metrics": "",
     "--print-units": "base",
     "--target-processes": "application-only",
 }
 # A batch turns the profiler on for the launches that count, and labels each by an NVTX range.
-NCU_BATCH_OPTIONS: dict[str, str | None] = {
+NCU_BATCH_OPTIONS = {
     "--profile-from-start": "off",
-    "--nvtx": None,
+    "--nvtx": "",
     "--print-nvtx-rename": "kernel",
 }
 SHORT_OPTIONS = {"--kernel-name": "-k", "--launch-count": "-c"}
@@ -1394,24 +1333,25 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     def is_given(option: str) -> bool:
         return any(len(word) > 2 and option.startswith(word) for word in given)
 
-    ours = dict(NCU_OPTIONS)
-    if quick:
-        del ours["--set"]
-        ours["--metrics"] = ",".join([DURATION_METRIC] + [BANDWIDTH_METRIC] * bandwidth)
-    elif is_given("--section") or is_given("--metrics"):
-        del ours["--set"]
-    if batch:
-        del ours["--launch-count"]
-        ours.update(NCU_BATCH_OPTIONS)
-    options: list[str] = []
-    for option, value in ours.items():
-        if not is_given(option):
-            options += [SHORT_OPTIONS.get(option, option), *filter(None, [value])]
-    return options + extra
+    metrics = [DURATION_METRIC] + [BANDWIDTH_METRIC] * bandwidth
+    narrowed = quick or is_given("--section") or is_given("--metrics")
+    ours = {
+        **NCU_OPTIONS,
+        "--launch-count": None if batch else "1",
+        "--set": None if narrowed else "full",
+        "--metrics": ",".join(metrics) if quick else None,
+        **(NCU_BATCH_OPTIONS if batch else {}),
+    }
+    words = [
+        (SHORT_OPTIONS.get(option, option), value)
+        for option, value in ours.items()
+        if value is not None and not is_given(option)
+    ]
+    return [*filter(None, itertools.chain(*words)), *extra]
 
 
 def ncu_command(
-    options: Options, sources: list[Source], reports: int | None, bandwidth: bool = True
+    options: Namespace, sources: list[Source], reports: int | None, bandwidth: bool = True
 ) -> list[str]:
     """Return the command that measures one kernel, or a batch that reports to a descriptor."""
     ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
@@ -1420,7 +1360,7 @@ def ncu_command(
     return [options.ncu, *ours, options.python, *driver, *paths]
 
 
-def find_ncu(options: Options, environment: Mapping[str, str]) -> str:
+def find_ncu(options: Namespace, environment: Mapping[str, str]) -> str:
     """Return ncu's path: from PATH, else where CUDA puts it (cron's PATH is bare)."""
     import glob
     import shutil
@@ -1428,11 +1368,10 @@ def find_ncu(options: Options, environment: Mapping[str, str]) -> str:
     newest = sorted(
         glob.glob("/opt/nvidia/nsight-compute/*/ncu"),
         key=lambda path: [int(part) for part in re.findall("[0-9]+", path)],
-        reverse=True,
     )
     home = environment.get("CUDA_HOME")
-    places = ["ncu", *([f"{home}/bin/ncu"] if home else []), "/usr/local/cuda/bin/ncu", *newest]
-    for place in [options.ncu] if options.ncu else places:
+    places = ["ncu", *([f"{home}/bin/ncu"] if home else []), "/usr/local/cuda/bin/ncu"]
+    for place in [options.ncu] if options.ncu else [*places, *newest[::-1]]:
         found = shutil.which(place)
         if found:
             return os.path.abspath(found)
@@ -1511,8 +1450,12 @@ def devices_for(gpu: str, index: int, workers: list[str | None]) -> str | None:
 # The driver of a batch: many kernels in one process
 # ---------------------------------------------------------------------------------------------
 
-LABEL = "kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
+LABEL = b"kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
 ERROR_TEXT_LIMIT = 20_000
+
+
+class ContextLost(Exception):
+    """After an illegal address no CUDA call of this process succeeds any more."""
 
 
 def drive_batch(arguments: list[str]) -> int:
@@ -1521,78 +1464,80 @@ def drive_batch(arguments: list[str]) -> int:
     First every kernel's own benchmark, which also tunes it; then one launch of each with the
     profiler on. Clocks that ncu locks while it profiles so cannot colour a benchmark.
     """
-    pipe, paths = int(arguments[0]), arguments[1:]
-    os.set_inheritable(pipe, False)  # what the kernels start has no business with it
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
-    driver = Driver(pipe)
+    driver = Driver(int(arguments[0]))
     try:
-        for index, path in enumerate(paths):
-            driver.benchmark(index, path)
-        for index in list(driver.tuned):
-            driver.profile(index)
+        modules = [driver.benchmark(index, path) for index, path in enumerate(arguments[1:])]
+        for index, module in enumerate(modules):
+            if module:
+                driver.profile(index, module)
     except ContextLost:
         return 1
     driver.report("finished", 0)
     return 0
 
 
-class ContextLost(Exception):
-    """After an illegal address no CUDA call of this process succeeds any more."""
-
-
 class Driver:
     """Runs kernel files as if each were the program, and reports on them."""
 
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
+    def __init__(self, reports: int) -> None:
+        os.set_inheritable(reports, False)  # what the kernels start has no business with it
+        self.reports = reports
         self.stdout = capture_stdout()
         self.torch: Any = __import__("torch")
         self.folder = os.getcwd()
         self.builtins = dict(vars(builtins))
-        self.tuned: dict[int, types.ModuleType] = {}
 
     def report(self, event: str, index: int, text: str = "") -> None:
         """Tell the parent: started, benchmark, done, error, lost (the context), finished."""
         line = b"%s %d %s\n" % (event.encode(), index, text.encode("unicode_escape"))
         while line:
-            line = line[os.write(self.pipe, line) :]
+            line = line[os.write(self.reports, line) :]
 
-    def benchmark(self, index: int, path: str) -> None:
-        """Run the file's own benchmark; keep its module, but not its tensors."""
+    def benchmark(self, index: int, path: str) -> types.ModuleType | None:
+        """Run the file's own benchmark; return its module, without its tensors."""
         module = types.ModuleType("__main__")
         module.__file__ = path
-        if self.attempt(index, module, self.run_file):
-            self.tuned[index] = module
+        with self.turn(index, module):
+            with open(path, "rb") as stream:
+                code = compile(stream.read(), path, "exec", dont_inherit=True)
+            exec(code, module.__dict__)
+            module.__dict__.pop("args", None)
             line = find_benchmark_line(take_captured(self.stdout))
             self.report("benchmark", index, line[0].decode() if line else "")
-        else:
-            module.__dict__.clear()
-        self.clean_up()
+            return module
+        module.__dict__.clear()
+        return None
 
-    def profile(self, index: int) -> None:
-        """Profile one launch of a kernel that is tuned by now; keep nothing of it."""
-        module = self.tuned.pop(index)
-        if self.attempt(index, module, functools.partial(self.launch, f"{LABEL}{index}")):
+    def profile(self, index: int, module: types.ModuleType) -> None:
+        """Launch a kernel that is tuned by now with the profiler on, under an NVTX label."""
+        cuda = self.torch.cuda
+        with self.turn(index, module):
+            args = module.__dict__["get_args"]()
+            devices = [arg.device for arg in args if hasattr(arg, "device")]
+            gpus = [device for device in devices if not str(device).startswith("cpu")]
+            with cuda.device(gpus[0]) if gpus else contextlib.nullcontext():
+                cuda.synchronize()
+                cuda.profiler.start()
+                cuda.nvtx.range_push(f"{LABEL.decode()}{index}")
+                try:
+                    module.__dict__["call"](args)
+                    cuda.synchronize()
+                finally:
+                    cuda.nvtx.range_pop()
+                    cuda.profiler.stop()
             self.report("done", index)
         module.__dict__.clear()
-        self.clean_up()
 
-    def clean_up(self) -> None:
-        """Have the next kernel find nothing of this one."""
-        self.stdout = capture_stdout()
-        self.torch.cuda.empty_cache()
-
-    def attempt(
-        self, index: int, module: types.ModuleType, action: Callable[[types.ModuleType], None]
-    ) -> bool:
-        """Do something to the kernel in hand, which is `__main__` meanwhile; report a failure."""
+    @contextlib.contextmanager
+    def turn(self, index: int, module: types.ModuleType) -> Iterator[None]:
+        """Make a kernel `__main__` for a while; report its failure; undo what it did to others."""
         self.report("started", index)
         main, sys.modules["__main__"] = sys.modules["__main__"], module
         sys.argv = [str(module.__file__)]
         try:
-            action(module)
-            return True
+            yield
         except (Exception, SystemExit) as error:
             import traceback
 
@@ -1602,11 +1547,12 @@ class Driver:
             self.report(event, index, text[-ERROR_TEXT_LIMIT:])
             if event == "lost":
                 raise ContextLost from None
-            return False
         finally:
             sys.modules["__main__"] = main
             vars(builtins).update(self.builtins)
             os.chdir(self.folder)
+            self.stdout = capture_stdout()
+        self.torch.cuda.empty_cache()
 
     def is_context_lost(self) -> bool:
         """Tell whether CUDA is of no more use to this process."""
@@ -1615,32 +1561,6 @@ class Driver:
             return False
         except Exception:
             return True
-
-    @staticmethod
-    def run_file(module: types.ModuleType) -> None:
-        """Execute a kernel file, without the args that its benchmark leaves behind."""
-        path = str(module.__file__)
-        with open(path, "rb") as stream:
-            code = compile(stream.read(), path, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
-        module.__dict__.pop("args", None)
-
-    def launch(self, label: str, module: types.ModuleType) -> None:
-        """Launch the kernel once with the profiler on, under an NVTX label."""
-        cuda = self.torch.cuda
-        args = module.__dict__["get_args"]()
-        devices = [arg.device for arg in args if hasattr(arg, "device")]
-        gpus = [device for device in devices if not str(device).startswith("cpu")]
-        with cuda.device(gpus[0]) if gpus else contextlib.nullcontext():
-            cuda.synchronize()
-            cuda.profiler.start()
-            cuda.nvtx.range_push(label)
-            try:
-                module.__dict__["call"](args)
-                cuda.synchronize()
-            finally:
-                cuda.nvtx.range_pop()
-                cuda.profiler.stop()
 
 
 def capture_stdout() -> TextIO:
@@ -1673,30 +1593,21 @@ def take_captured(stdout: TextIO) -> bytes:
 
 @dataclass(eq=False, repr=False)
 class Reports:
-    """What the driver of a batch reported."""
+    """What the driver of a batch reported: the texts of each event, by kernel."""
 
-    benchmarks: dict[int, str]  # benchmark lines, empty where none was printed
-    errors: dict[int, str]
-    lost: str = ""  # what the kernel in hand said that took the context with it
-    in_hand: int | None = None
-    finished: bool = False
+    texts: dict[bytes, dict[int, str]]
+    in_hand: int | None  # the kernel that was last begun, and not ended
 
 
 def read_reports(text: bytes) -> Reports:
     """Return what a driver reported, line by line as Driver.report() writes it."""
-    reports = Reports({}, {})
-    pattern = rb"(?m)^(started|benchmark|done|error|lost|finished) ([0-9]{1,4}) (.*)\n"
-    for event, number, escaped in re.findall(pattern, text):  # all else is none of the driver's
-        index, said = int(number), escaped.decode("unicode_escape", "replace")
-        reports.in_hand = index if event in (b"started", b"lost") else None
-        if event == b"benchmark":
-            reports.benchmarks[index] = said
-        elif event == b"error":
-            reports.errors[index] = said
-        elif event == b"lost":
-            reports.lost = said
-        elif event == b"finished":
-            reports.finished = True
+    events = (b"started", b"benchmark", b"done", b"error", b"lost", b"finished")
+    reports = Reports({event: {} for event in events}, None)
+    # Any other line is none of the driver's
+    pattern = rb"(?m)^(%s) ([0-9]{1,4}) (.*)\n" % b"|".join(events)
+    for event, number, said in re.findall(pattern, text):
+        reports.texts[event][int(number)] = said.decode("unicode_escape", "replace")
+        reports.in_hand = int(number) if event in (b"started", b"lost") else None
     return reports
 
 
@@ -1796,11 +1707,9 @@ def judge_plain(run: Run) -> Outcome:
     """Judge the run of one kernel in a process of its own."""
     text = compose_text(run.stderr, run.stdout)
     parsed = parse_log(text)
-    if isinstance(parsed, Log) and not run.ended:
-        return text
-    failure = find_trouble(run) or parsed
-    assert isinstance(failure, Failure)
-    return failure
+    if isinstance(parsed, Failure):
+        return find_trouble(run) or parsed
+    return find_trouble(run) or text if run.ended else text
 
 
 def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
@@ -1812,11 +1721,9 @@ def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
     for result in find_results(run.stdout):
         results.setdefault(result.name.partition(b"/")[0], []).append(result)
     reports = read_reports(run.reports)
-    labels = (b"%s%d" % (LABEL.encode(), index) for index in range(len(sources)))
-    shares = [results.get(label, []) for label in labels]
     alone = len(sources) == 1
     return [
-        judge_share(index, source, alone, shares[index], reports, run)
+        judge_share(index, source, alone, results.get(b"%s%d" % (LABEL, index), []), reports, run)
         for index, source in enumerate(sources)
     ]
 
@@ -1825,38 +1732,37 @@ def judge_share(
     index: int, source: Source, alone: bool, results: list[Result], reports: Reports, run: Run
 ) -> Outcome:
     """Judge what a batch brought one kernel: a report, and the results that bear its label."""
-    error = reports.errors.get(index)
+    said, finished = reports.texts, bool(reports.texts[b"finished"])
+    error = said[b"error"].get(index)
     if error is not None:
         if "out of memory" in error and not alone:
             return Again.ALONE  # others of the batch can be why memory was short
         return Failure("the kernel failed", printable(last_line(encode(error))), words=error)
-    benchmark = reports.benchmarks.get(index)
+    benchmark = said[b"benchmark"].get(index)
     if benchmark == "":
         return Failure("no benchmark line")
-    failure = None
-    if benchmark and len(results) == 1:
-        share = judge_result(results[0], benchmark, source, run)
-        if isinstance(share, bytes):
-            return share
-        failure = share
-    elif results:
-        failure = Failure("the tuned call launched several kernels", str(len(results)))
-    if reports.finished and failure:
-        return failure
-    if reports.finished and not run.ended and not results and is_complete(run.stdout):
+    outcome = judge_results(results, benchmark, source, run) if benchmark else None
+    if isinstance(outcome, bytes) or (outcome and finished):
+        return outcome
+    if finished and not run.ended and not results and is_complete(run.stdout):
         return Again.PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
     if not alone:
         in_hand = index == reports.in_hand or not run.reports
         return Again.ALONE if in_hand else Again.TOGETHER
-    lost = printable(last_line(encode(reports.lost)))
-    context = Failure("the context was lost", lost, words=reports.lost) if lost else None
-    return context or failure or find_trouble(run) or Failure("ncu ended early")
+    lost = said[b"lost"].get(index)
+    if lost is not None:
+        return Failure("the context was lost", printable(last_line(encode(lost))), words=lost)
+    return outcome or find_trouble(run) or Failure("ncu ended early")
 
 
-def judge_result(
-    result: Result, benchmark: str, source: Source, run: Run
+def judge_results(
+    results: list[Result], benchmark: str, source: Source, run: Run
 ) -> bytes | Failure | None:
-    """Return a kernel's text if a result is its own, by the name of its function; None: cut."""
+    """Return a kernel's text if its one result is of its own function; None: absent or cut."""
+    if len(results) != 1:
+        kind = "the tuned call launched several kernels"
+        return Failure(kind, str(len(results))) if results else None
+    result = results[0]
     if not result.name.partition(b"/")[2].startswith(source.function):
         return Failure("ncu profiled another kernel", printable(result.name))
     text = encode(benchmark) + b"\n" + run.stdout[result.begin : result.end]
@@ -1870,9 +1776,8 @@ def is_complete(page: bytes) -> bool:
     """Tell whether ncu has printed a whole result for each launch that it announced."""
     results = find_results(page)
     announced = page.count(b'==PROF== Profiling "')
-    return announced <= len(results) and all(
-        not isinstance(parse_result(page, result), Failure) for result in results[-1:]
-    )
+    last = parse_result(page, results[-1]) if results else None
+    return announced <= len(results) and not isinstance(last, Failure)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1896,7 +1801,7 @@ class Job:
         return {"LC_ALL": "C.UTF-8", **own}
 
 
-def make_jobs(sources: list[Source], options: Options, gpu: str | None) -> list[Job]:
+def make_jobs(sources: list[Source], options: Namespace, gpu: str | None) -> list[Job]:
     """Return what a worker does to measure some kernels."""
     jobs: list[Job] = []
     batches: dict[str | None, Job] = {}
@@ -1925,10 +1830,10 @@ class Profiler:
     A worker takes some kernels, and stays with them until each has a log or a failure.
     """
 
-    def __init__(self, options: Options, stop: Stop, progress: Progress) -> None:
+    def __init__(self, options: Namespace, stop: Stop, reporter: Reporter) -> None:
         self.options = options
         self.stop = stop
-        self.progress = progress
+        self.reporter = reporter
         self.size = allow_descriptors(options.batch, len(options.workers))  # kernels at a time
         self.fatal: Failure | None = None  # what ended the run early
         self._bandwidth = True  # ncu knows the metric here, as far as we know
@@ -1940,7 +1845,7 @@ class Profiler:
 
     def profile_all(self, kernels: list[Kernel]) -> None:
         """Profile all, until it is done or stopped; last those that only one worker can."""
-        self.progress.begin = time.monotonic()
+        self.reporter.begin = time.monotonic()
         self._profile_by(kernels, self.options.workers)
         self._profile_by(self._elsewhere, [None])
 
@@ -1956,10 +1861,10 @@ class Profiler:
             for worker in workers:
                 while worker.is_alive():
                     worker.join(0.2)  # signals are handled in between
-                    self.progress.tick()
+                    self.reporter.tick()
             kernels = self._held
             if kernels and not told:
-                self.progress.reporter.tell("another run profiles some of these kernels; waiting")
+                self.reporter.tell("another run profiles some of these kernels; waiting")
                 told = True
             self.stop.pause(HELD_PAUSE if kernels else 0)
 
@@ -1994,7 +1899,7 @@ class Profiler:
         if not self.options.force:
             look_up(kernel)
             if kernel.log:
-                self.progress.report(kernel, 0.0)
+                self.reporter.report(kernel, 0.0)
                 return None
         source = inspect_source(kernel)
         if isinstance(source, Failure):
@@ -2076,7 +1981,7 @@ class Profiler:
         assert isinstance(log, Log)
         with self._lock:
             kernel.log, kernel.profiled = log, True
-            self.progress.report(kernel, seconds)
+            self.reporter.report(kernel, seconds)
 
     def _fail(
         self, kernel: Kernel, failure: Failure, seconds: float = 0.0, text: bytes = b""
@@ -2086,7 +1991,7 @@ class Profiler:
             self._write(kernel.error_path, b"# failed: %s\n" % encode(str(failure)) + text)
         with self._lock:
             kernel.failure = failure
-            self.progress.report(kernel, seconds)
+            self.reporter.report(kernel, seconds)
             trial = self._on_trial
         if len(trial) == TRIAL_KERNELS and all(kernel.failure for kernel in trial):
             kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
@@ -2101,7 +2006,7 @@ class Profiler:
             if not self._unstored:
                 self._unstored = True
                 reason = f"{path}: {error.strerror}"
-                self.progress.reporter.warn(f"what ncu says cannot be stored ({reason})")
+                self.reporter.warn(f"what ncu says cannot be stored ({reason})")
             return False
 
     def end(self, failure: Failure) -> None:
@@ -2142,19 +2047,19 @@ def allow_descriptors(batch: int, workers: int) -> int:
     return max(batch, 1)
 
 
-def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kernel]:
+def find_missing(options: Namespace, reporter: Reporter, stop: Stop) -> list[Kernel]:
     """Look every kernel up, and return those to profile; what that takes is found too."""
     options.workers = [None]
     if options.gpus is not None and not options.cached_only:
         options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
-    look_up_all(progress.kernels, stop, progress.tick)
+    look_up_all(reporter.kernels, stop, reporter.tick)
     if options.force:  # forgets the logs, not what the sources say
-        for kernel in progress.kernels:
+        for kernel in reporter.kernels:
             kernel.log = None
     if options.cached_only or stop.requested:
         return []
-    missing = [kernel for kernel in progress.kernels if not kernel.log]
-    if len(missing) >= TRIAL_KERNELS and missing == progress.kernels:
+    missing = [kernel for kernel in reporter.kernels if not kernel.log]
+    if len(missing) >= TRIAL_KERNELS and missing == reporter.kernels:
         if not any(os.path.exists(kernel.path) for kernel in missing):
             raise UsageError(
                 f"none of the {len(missing)} kernel files exists (the first is {missing[0].path}); "
@@ -2166,7 +2071,7 @@ def find_missing(options: Options, progress: Progress, stop: Stop) -> list[Kerne
     return missing
 
 
-def print_commands(missing: list[Kernel], options: Options, progress: Progress) -> int:
+def print_commands(missing: list[Kernel], options: Namespace, reporter: Reporter) -> int:
     """Print the commands that would run to stdout, however odd their paths; return the status."""
     inspected = [inspect_source(kernel) for kernel in missing]
     sources = [source for source in inspected if isinstance(source, Source)]
@@ -2181,15 +2086,15 @@ def print_commands(missing: list[Kernel], options: Options, progress: Progress) 
     write_output("-", None, lambda stream: stream.writelines(commands))
     cannot = Counter(failure.kind for failure in inspected if isinstance(failure, Failure))
     reasons = "".join(f"; {count} cannot: {kind}" for kind, count in cannot.items())
-    progress.reporter.tell(
+    reporter.tell(
         f"{len(commands)} commands would run for {len(sources)} kernels; "
-        f"{progress.count()['cached']} are cached{reasons}"
+        f"{reporter.count()['cached']} are cached{reasons}"
     )
     return 0
 
 
 def profile_missing(
-    missing: list[Kernel], options: Options, stop: Stop, progress: Progress
+    missing: list[Kernel], options: Namespace, stop: Stop, reporter: Reporter
 ) -> None:
     """Profile what has no log, what failed before last.
 
@@ -2199,7 +2104,7 @@ def profile_missing(
         return
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
-    profiler = Profiler(options, stop, progress)
+    profiler = Profiler(options, stop, reporter)
     profiler.profile_all(sorted(missing, key=lambda kernel: kernel.failed_before))
     fatal = profiler.fatal
     if fatal:
@@ -2239,17 +2144,17 @@ def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
     reporter.warn(*(text.format(count) for count, text in warnings if count))
 
 
-def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> str:
+def summarise(table: Table, reporter: Reporter, batch: int, seconds: float) -> str:
     """Return the summary."""
-    counts = progress.count()
-    failures = Counter(kernel.failure.kind for kernel in progress.kernels if kernel.failure)
+    counts = reporter.count()
+    failures = Counter(kernel.failure.kind for kernel in reporter.kernels if kernel.failure)
     lines = {
         "rows": (len(table.rows), ""),
         "left out": (
             table.foreach + len(table.torn),
             f"{table.foreach} foreach, {len(table.torn)} torn",
         ),
-        "kernels": (len(progress.kernels), ""),
+        "kernels": (len(reporter.kernels), ""),
         "cached": (counts["cached"], ""),
         "profiled": (counts["profiled"], ""),
         "failed": (counts["failed"], ", ".join(f"{n} {k}" for k, n in failures.most_common())),
@@ -2260,7 +2165,7 @@ def summarise(table: Table, progress: Progress, batch: int, seconds: float) -> s
         for name, (count, note) in lines.items()
         if count or not note
     ]
-    launches = Counter(kernel.log.tuned for kernel in progress.kernels if kernel.log)
+    launches = Counter(kernel.log.tuned for kernel in reporter.kernels if kernel.log)
     if launches[True] or batch:
         hint = " (--force profiles them again)" if launches[False] else ""
         text.append(f"launch   {launches[True]:>8}  tuned, {launches[False]} first launches{hint}")
@@ -2304,7 +2209,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=100)
 
 
-def check_options(options: Options) -> None:
+def check_options(options: Namespace) -> None:
     """Raise UsageError for options that make no sense together."""
     for one, other in (("table_only", "dry_run"), ("force", "cached_only")):
         if getattr(options, one) and getattr(options, other):
@@ -2467,7 +2372,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def load_table(options: Options, reporter: Reporter) -> Table:
+def load_table(options: Namespace, reporter: Reporter) -> Table:
     """Return the input's rows, and say which were left out."""
     if os.path.isdir(options.input):
         return read_directory(options.input, options.model_name, reporter)
@@ -2486,11 +2391,11 @@ def load_table(options: Options, reporter: Reporter) -> Table:
     return table
 
 
-def augment(options: Options, reporter: Reporter) -> int:
+def augment(options: Namespace, reporter: Reporter) -> int:
     """Read the table, look up or measure every kernel, write the table; return the status."""
     begin = time.monotonic()
     table = load_table(options, reporter)
-    progress = Progress(table.keep_shard(options.shard), reporter)
+    reporter.kernels = table.keep_shard(options.shard)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
     fill = functools.partial(write_table, table=table, figures=not options.table_only)
@@ -2499,16 +2404,16 @@ def augment(options: Options, reporter: Reporter) -> int:
         target = None if options.dry_run else find_target(options.output, options.input)
         if not options.table_only:
             try:
-                missing = find_missing(options, progress, stop)
+                missing = find_missing(options, reporter, stop)
             except UsageError:
                 if not stop.signal:  # else what was asked could not answer any more
                     raise
             if options.dry_run and not stop.requested:
-                return print_commands(missing, options, progress)
+                return print_commands(missing, options, reporter)
             if not stop.requested:
-                profile_missing(missing, options, stop, progress)
+                profile_missing(missing, options, stop, reporter)
         if stop.requested:
-            return say_stopped(options, stop, progress)
+            return say_stopped(options, stop, reporter)
         if target is not None:
             write_output(options.output, target, fill)
     if target is None:  # its reader can keep us waiting: signals end that as ever
@@ -2516,17 +2421,17 @@ def augment(options: Options, reporter: Reporter) -> int:
     if options.table_only:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
-    report_warnings(progress.kernels, reporter)
-    reporter.tell(summarise(table, progress, options.batch, time.monotonic() - begin))
-    return int(bool(table.torn) or any(not kernel.log for kernel in progress.kernels))
+    report_warnings(reporter.kernels, reporter)
+    reporter.tell(summarise(table, reporter, options.batch, time.monotonic() - begin))
+    return int(bool(table.torn) or any(not kernel.log for kernel in reporter.kernels))
 
 
-def say_stopped(options: Options, stop: Stop, progress: Progress) -> int:
+def say_stopped(options: Namespace, stop: Stop, reporter: Reporter) -> int:
     """Say how far a run that was stopped has come; return the status."""
     again = "the same command without --force" if options.force else "the same command"
-    progress.reporter.say(
-        f"stopped by {signal.Signals(stop.signal).name}: {progress.done()} of "
-        f"{len(progress.kernels)} kernels are done; {again} goes on from there"
+    reporter.say(
+        f"stopped by {signal.Signals(stop.signal).name}: {reporter.done()} of "
+        f"{len(reporter.kernels)} kernels are done; {again} goes on from there"
     )
     return 128 + stop.signal
 
@@ -2551,7 +2456,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
     try:
-        options = make_parser().parse_args(arguments, Options())
+        options = make_parser().parse_args(arguments)
         reporter.quiet = options.quiet
         check_options(options)
         return augment(options, reporter)
