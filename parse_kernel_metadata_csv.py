@@ -2177,7 +2177,50 @@ def summarise(table: Table, reporter: Reporter, batch: int, seconds: float) -> s
 # ---------------------------------------------------------------------------------------------
 
 
-EPILOG = """\
+MANUAL = f"""\
+usage: parse_kernel_metadata_csv.py -i TABLE -o FILE [OPTION]...
+
+{__doc__}
+input and output:
+  -i TABLE, --input-csv TABLE
+                torch's kernel_metadata table, - for stdin; or an Inductor cache directory, whose
+                kernel files are read instead (torch 2.6 and later cannot write the table)
+  -o FILE, --output-csv FILE
+                the table with the four columns added, - for stdout; replaced whole, at the end
+  --model-name NAME
+                the model_name of every row that is made from a directory (default: blank)
+  --table-only  write the table that a directory makes, without figures; profile nothing
+  -q, --quiet   say only what went wrong
+
+what is profiled:
+  --force       profile again what has a log
+  --cached-only
+                fill in what has a log; never start ncu
+  --dry-run     print the ncu commands that would run, ready to paste; run none, write nothing
+  --quick       collect the two metrics that the columns need, in one pass, not --set full
+  --batch N     profile N kernels in each process, and of each the tuned launch, not the first
+
+where it runs:
+  --gpus LIST   one worker for each GPU: 0,1,2 (indices into CUDA_VISIBLE_DEVICES where that is
+                set), UUIDs, or all (default: one worker, environment untouched)
+  --shard I/N   do only the I-th of N parts, I from 1; merge with --cached-only and no --shard
+
+how ncu is run:
+  --ncu PATH    Nsight Compute's command line (default: ncu on PATH, in $CUDA_HOME/bin,
+                /usr/local/cuda/bin, or the newest /opt/nvidia/nsight-compute/*)
+  --ncu-args ARGS
+                more options for ncu, split as a shell would; one that is also ours displaces
+                ours, and --set, --section or --metrics displaces --set full.
+                Example: --ncu-args=--clock-control=none
+  --python PATH
+                the interpreter that runs the kernels: one with torch (default: the one that
+                runs this)
+  --timeout SECONDS
+                end a kernel that takes longer, 0: never (default: 600)
+
+  -h, --help    print this
+  --version     print the version
+
 exit status:
   0  every row has its figures
   1  the output is complete, but rows were left out as torn, kernels failed, or
@@ -2187,26 +2230,22 @@ exit status:
      same command goes on; a second INT kills at once
 
 example:
-  %(prog)s -i metric_table_kernel_metadata.csv -o augmented.csv
-  %(prog)s -i /tmp/torchinductor_$USER -o table.csv --table-only
-  %(prog)s -i table.csv -o augmented.csv --quick --batch 32 --gpus all
+  parse_kernel_metadata_csv.py -i metric_table_kernel_metadata.csv -o augmented.csv
+  parse_kernel_metadata_csv.py -i /tmp/torchinductor_$USER -o table.csv --table-only
+  parse_kernel_metadata_csv.py -i table.csv -o augmented.csv --quick --batch 32 --gpus all
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Has a manual that is written by hand, and says what is wrong in one line."""
+
+    def format_help(self) -> str:
+        return MANUAL
 
     def error(self, message: str) -> NoReturn:
         dash = "expected one argument" in message
         hint = "; write --option=VALUE where the value begins with a dash" if dash else ""
         raise UsageError(f"{message}{hint} (see --help)")
-
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Has a width of its own; to find the terminal's, argparse imports much, --help or not."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=100)
 
 
 def check_options(options: Namespace) -> None:
@@ -2257,118 +2296,25 @@ def parse_timeout(text: str) -> float:
 
 
 def make_parser() -> Parser:
-    """Return the parser, whose --help is the manual."""
+    """Return the parser of what the manual lists."""
     # Looking for translations of its few words on disk takes argparse longer than all the rest
     argparse._ = str  # type: ignore[attr-defined]
-    parser = Parser(
-        prog="parse_kernel_metadata_csv.py",
-        description=__doc__,
-        epilog=EPILOG,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="parse_kernel_metadata_csv.py", allow_abbrev=False)
     add = parser.add_argument
-    add("--version", action="version", version=f"%(prog)s {__version__}")
-
-    add = parser.add_argument_group("input and output").add_argument
-    add(
-        "-i",
-        "--input-csv",
-        "--input",
-        dest="input",
-        metavar="TABLE",
-        required=True,
-        help="torch's kernel_metadata table, - for stdin; or an Inductor cache directory, "
-        "whose kernel files are read instead (torch 2.6 and later cannot write the table)",
-    )
-    add(
-        "-o",
-        "--output-csv",
-        "--output",
-        dest="output",
-        metavar="FILE",
-        required=True,
-        help="the table with the four columns added, - for stdout; replaced whole, at the end",
-    )
-    add(
-        "--model-name",
-        metavar="NAME",
-        default="",
-        help="the model_name of every row that is made from a directory (default: blank)",
-    )
-    add(
-        "--table-only",
-        action="store_true",
-        help="write the table that a directory makes, without figures; profile nothing",
-    )
-    add("-q", "--quiet", action="store_true", help="say only what went wrong")
-
-    add = parser.add_argument_group("what is profiled").add_argument
-    add("--force", action="store_true", help="profile again what has a log")
-    add("--cached-only", action="store_true", help="fill in what has a log; never start ncu")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print the ncu commands that would run, ready to paste; run none, write nothing",
-    )
-    add(
-        "--quick",
-        action="store_true",
-        help="collect the two metrics that the columns need, in one pass, not --set full",
-    )
-    add(
-        "--batch",
-        type=parse_batch,
-        default=0,
-        metavar="N",
-        help="profile N kernels in each process, and of each the tuned launch, not the first",
-    )
-
-    add = parser.add_argument_group("where it runs").add_argument
-    add(
-        "--gpus",
-        metavar="LIST",
-        help="one worker for each GPU: 0,1,2 (indices into CUDA_VISIBLE_DEVICES where that is "
-        "set), UUIDs, or all (default: one worker, environment untouched)",
-    )
-    add(
-        "--shard",
-        type=parse_shard,
-        metavar="I/N",
-        help="do only the I-th of N parts, I from 1; merge with --cached-only and no --shard",
-    )
-
-    add = parser.add_argument_group("how ncu is run").add_argument
-    add(
-        "--ncu",
-        metavar="PATH",
-        default="",
-        help="Nsight Compute's command line (default: ncu on PATH, in $CUDA_HOME/bin, "
-        "/usr/local/cuda/bin, or the newest /opt/nvidia/nsight-compute/*)",
-    )
-    add(
-        "--ncu-args",
-        type=split_arguments,
-        metavar="ARGS",
-        default=[],
-        help="more options for ncu, split as a shell would; one that is also ours displaces "
-        "ours, and --set, --section or --metrics displaces --set full. "
-        "Example: --ncu-args=--clock-control=none",
-    )
-    add(
-        "--python",
-        metavar="PATH",
-        default="",
-        help="the interpreter that runs the kernels: one with torch (default: the one that runs "
-        "this)",
-    )
-    add(
-        "--timeout",
-        type=parse_timeout,
-        default=600.0,
-        metavar="SECONDS",
-        help="end a kernel that takes longer, 0: never (default: 600)",
-    )
+    add("--version", action="version", version=f"{parser.prog} {__version__}")
+    add("-i", "--input-csv", "--input", dest="input", required=True)
+    add("-o", "--output-csv", "--output", dest="output", required=True)
+    add("--model-name", default="")
+    add("-q", "--quiet", action="store_true")
+    for flag in ("--table-only", "--force", "--cached-only", "--dry-run", "--quick"):
+        add(flag, action="store_true")
+    add("--batch", type=parse_batch, default=0)
+    add("--gpus")
+    add("--shard", type=parse_shard)
+    add("--ncu", default="")
+    add("--ncu-args", type=split_arguments, default=[])
+    add("--python", default="")
+    add("--timeout", type=parse_timeout, default=600.0)
     return parser
 
 
