@@ -700,12 +700,6 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
     return Source(kernel, hash_source(text), function[1] if function else b"", batchable, device)
 
 
-def compose_header(source: Source, launch: str, command: str) -> bytes:
-    """Return the first lines of a log: what was measured, and how."""
-    header = b"# source sha256: %s\n# launch: %s launch\n# command: %s\n"
-    return header % (source.sha256, launch.encode(), os.fsencode(command.replace("\n", "?")))
-
-
 STDERR_MARK = b"==STDERR== "
 STDERR_LIMIT = 1 << 20  # bytes of it that are kept
 
@@ -1800,20 +1794,22 @@ class Job:
         own = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
         return {"LC_ALL": "C.UTF-8", **own}
 
+    def header(self, source: Source, command: str) -> bytes:
+        """Return the first lines of a log: what was measured, and how."""
+        launch = "tuned" if self.batch else "first"
+        text = f"# launch: {launch} launch\n# command: {command.translate({10: '?'})}\n"
+        return b"# source sha256: %s\n" % source.sha256 + os.fsencode(text)
+
 
 def make_jobs(sources: list[Source], options: Namespace, gpu: str | None) -> list[Job]:
     """Return what a worker does to measure some kernels."""
-    jobs: list[Job] = []
-    batches: dict[str | None, Job] = {}
+    jobs: dict[object, Job] = {}
     for source in sources:
         devices = gpu and devices_for(gpu, source.device, options.workers)
-        if not options.batch or not source.batchable:
-            jobs.append(Job([source], False, devices))
-        elif devices in batches:
-            batches[devices].sources.append(source)
-        else:
-            batches[devices] = Job([source], True, devices)
-    return [*batches.values(), *jobs]
+        batch = bool(options.batch and source.batchable)
+        job = jobs.setdefault(devices if batch else source, Job([], batch, devices))
+        job.sources.append(source)
+    return [*jobs.values()]
 
 
 HELD_PAUSE = 0.25  # seconds until kernels that another run holds are looked at again
@@ -1869,25 +1865,22 @@ class Profiler:
             self.stop.pause(HELD_PAUSE if kernels else 0)
 
     def _work(self, waiting: list[Kernel], gpu: str | None) -> None:
-        """Be one worker: take kernels off the end of a list, fewer when few are left."""
-        while not self.stop.requested:
+        """Be one worker: take kernels off the end of a list, fewer when few are left.
+
+        Each is locked from the look-up that misses to the stored log.
+        """
+        while waiting and not self.stop.requested:
             with self._lock:
                 size = min(self.size, -(-len(waiting) // len(self.options.workers)))
                 kernels = [waiting.pop() for _ in range(size)]
-            if not kernels:
-                return
             try:
-                self._profile(kernels, gpu)
+                with contextlib.ExitStack() as locks:
+                    prepared = [self._prepare(kernel, locks, gpu) for kernel in kernels]
+                    jobs = make_jobs([s for s in prepared if s], self.options, gpu)
+                    while jobs and not self.stop.requested:
+                        jobs[:0] = self._run(jobs.pop(0))
             except Exception as error:
                 self.end(Failure("internal error", repr(error), "please report it"))
-
-    def _profile(self, kernels: list[Kernel], gpu: str | None) -> None:
-        """Profile some kernels, each locked from the look-up that misses to the stored log."""
-        with contextlib.ExitStack() as locks:
-            sources = [s for s in (self._prepare(k, locks, gpu) for k in kernels) if s]
-            jobs = make_jobs(sources, self.options, gpu)
-            while jobs and not self.stop.requested:
-                jobs[:0] = self._run(jobs.pop(0))
 
     def _prepare(
         self, kernel: Kernel, locks: contextlib.ExitStack, gpu: str | None
@@ -1939,7 +1932,7 @@ class Profiler:
             self.stop.pause(PASSING_PAUSES[job.pauses])
             left.pauses += 1
             return [left]
-        if not passing and self._asks_in_vain(run.command) and re.search(METRIC_REFUSED, run.said):
+        if not passing and self._asks_in_vain(run):
             self._bandwidth = False
             return [left]
         fatal = None if passing else find_fatal(run)
@@ -1954,14 +1947,15 @@ class Profiler:
                 again[outcome].append(source)
             else:
                 text = compose_text(run.stderr, run.stdout + encode(outcome.words))
-                header = compose_header(source, launch_of(job), run.command)
-                self._fail(source.kernel, outcome, run.seconds / len(rest), header + text)
+                text = job.header(source, run.command) + text
+                self._fail(source.kernel, outcome, run.seconds / len(rest), text)
         return go_on(job, again)
 
-    def _asks_in_vain(self, command: str) -> bool:
-        """Tell whether we, not the user, put the bandwidth metric into a command."""
-        without = ncu_options(self.options.ncu_args, self.options.quick, False, bandwidth=False)
-        return BANDWIDTH_METRIC in command and BANDWIDTH_METRIC not in " ".join(without)
+    def _asks_in_vain(self, run: Run) -> bool:
+        """Tell whether ncu refused the bandwidth metric, and we, not the user, had asked for it."""
+        options = ncu_options(self.options.ncu_args, self.options.quick, False, bandwidth=False)
+        ours = BANDWIDTH_METRIC in run.command and BANDWIDTH_METRIC not in " ".join(options)
+        return ours and bool(re.search(METRIC_REFUSED, run.said))
 
     def _store(self, job: Job, source: Source, text: bytes, command: str, seconds: float) -> None:
         """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
@@ -1969,7 +1963,7 @@ class Profiler:
         if job.batch:
             own = ncu_command(self.options, [source], STDERR, self._bandwidth)
             command = show_command(own, job.environment)
-        text = compose_header(source, launch_of(job), command) + text
+        text = job.header(source, command) + text
         again = read_if_there(kernel.path)
         if again is not None and hash_source(again) != source.sha256:
             self._fail(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
@@ -2015,11 +2009,6 @@ class Profiler:
         self.stop.request()
 
 
-def launch_of(job: Job) -> str:
-    """Return which launch of its kernels a job profiles."""
-    return "tuned" if job.batch else "first"
-
-
 def go_on(job: Job, again: dict[Again, list[Source]]) -> list[Job]:
     """Return the jobs for what a batch left over. Each round settles a kernel, so it ends."""
     together, alone = again[Again.TOGETHER], again[Again.ALONE]
@@ -2037,14 +2026,13 @@ def allow_descriptors(batch: int, workers: int) -> int:
     import resource
 
     spare = 40  # files that are open besides
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = workers * batch + spare
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit, most = (FOR_EVER if n == resource.RLIM_INFINITY else n for n in old)
+    if limit < workers * batch + spare:
+        limit = min(workers * batch + spare, most)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-        batch = min(batch, (limit - spare) // workers)
-    return max(batch, 1)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), old[1]))
+    return max(1, int(min(batch, (limit - spare) // workers)))
 
 
 def find_missing(options: Namespace, reporter: Reporter, stop: Stop) -> list[Kernel]:
@@ -2096,12 +2084,7 @@ def print_commands(missing: list[Kernel], options: Namespace, reporter: Reporter
 def profile_missing(
     missing: list[Kernel], options: Namespace, stop: Stop, reporter: Reporter
 ) -> None:
-    """Profile what has no log, what failed before last.
-
-    Raises UsageError for a failure that every kernel would share.
-    """
-    if not missing:
-        return
+    """Profile what has no log; raises UsageError for a failure that every kernel would share."""
     for kernel in missing:
         kernel.failed_before = os.path.exists(kernel.error_path)
     profiler = Profiler(options, stop, reporter)
