@@ -53,9 +53,7 @@ __version__ = "1.0.0"
 FOR_EVER = float("inf")
 
 
-# ---------------------------------------------------------------------------------------------
-# Values
-# ---------------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 
 class UsageError(Exception):
@@ -155,9 +153,7 @@ class Kernel:
         return "failed" if self.failure else "no log"
 
 
-# ---------------------------------------------------------------------------------------------
-# What is said to a person
-# ---------------------------------------------------------------------------------------------
+# --- What is said to a person ---------------------------------------------------------------------
 
 
 def last_line(text: bytes) -> bytes:
@@ -269,9 +265,7 @@ class Reporter:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-# ---------------------------------------------------------------------------------------------
-# Files that are read at once, and written whole or not at all
-# ---------------------------------------------------------------------------------------------
+# --- Files that are read at once, and written whole or not at all ---------------------------------
 
 OUTPUT_LIMIT = 64 << 20  # bytes of one run's output; a kernel that prints without end is stopped
 READ_SIZE = 1 << 16  # most logs and kernels come at once
@@ -385,9 +379,7 @@ def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], objec
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-# ---------------------------------------------------------------------------------------------
-# ncu's text
-# ---------------------------------------------------------------------------------------------
+# --- ncu's text -----------------------------------------------------------------------------------
 
 # What takes a unit to microseconds. ncu spells units out up to about 2024.2.
 TIME_UNITS = {
@@ -596,9 +588,7 @@ def parse_log(text: bytes) -> Log | Failure:
     return Log(figures, bandwidth is not None, sys.intern(result.compute_capability), tuned)
 
 
-# ---------------------------------------------------------------------------------------------
-# The cache: <kernel>.ncu beside <kernel>.py
-# ---------------------------------------------------------------------------------------------
+# --- The cache: <kernel>.ncu beside <kernel>.py ---------------------------------------------------
 
 # Python prints floats below 1e-4 (kernels under 100 kB) with an exponent of two digits.
 NUM_GB = re.compile(r"'kernel_num_gb': (?:([0-9]+(?:\.([0-9]+))?)(?:e-([0-9]{2}))?|None)[,}]")
@@ -736,9 +726,7 @@ def kernel_lock(path: str) -> Iterator[bool]:
             os.close(descriptor)
 
 
-# ---------------------------------------------------------------------------------------------
-# The table: rows, their kernels, shards
-# ---------------------------------------------------------------------------------------------
+# --- The table: rows, their kernels, shards -------------------------------------------------------
 
 # Cells that are paths are looked up as they stand, so they are decoded as file names are.
 ENCODING = sys.getfilesystemencoding()
@@ -925,9 +913,7 @@ def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
         text.detach()
 
 
-# ---------------------------------------------------------------------------------------------
-# An Inductor cache directory as input
-# ---------------------------------------------------------------------------------------------
+# --- An Inductor cache directory as input ---------------------------------------------------------
 
 
 class NoRow(enum.Enum):
@@ -1110,9 +1096,7 @@ def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------
-# One child process
-# ---------------------------------------------------------------------------------------------
+# --- One child process ----------------------------------------------------------------------------
 
 
 class Stop:
@@ -1290,9 +1274,7 @@ def ask(option: str, command: list[str], stop: Stop) -> list[str]:
     return os.fsdecode(run.stdout).strip().split("\n")
 
 
-# ---------------------------------------------------------------------------------------------
-# ncu's command, and the GPUs
-# ---------------------------------------------------------------------------------------------
+# --- ncu's command, and the GPUs ------------------------------------------------------------------
 
 # ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
 # because `all` waits for every descendant, daemons too, and injects into compilers.
@@ -1440,9 +1422,7 @@ def devices_for(gpu: str, index: int, workers: list[str | None]) -> str | None:
     return ",".join([*fill, gpu]) if len(fill) == index else None
 
 
-# ---------------------------------------------------------------------------------------------
-# The driver of a batch: many kernels in one process
-# ---------------------------------------------------------------------------------------------
+# --- The driver of a batch: many kernels in one process -------------------------------------------
 
 LABEL = b"kernel-"  # of the NVTX range of a launch, with the kernel's place in its batch
 ERROR_TEXT_LIMIT = 20_000
@@ -1605,9 +1585,7 @@ def read_reports(text: bytes) -> Reports:
     return reports
 
 
-# ---------------------------------------------------------------------------------------------
-# Verdicts on a run
-# ---------------------------------------------------------------------------------------------
+# --- Verdicts on a run ----------------------------------------------------------------------------
 
 # What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
 LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
@@ -1774,9 +1752,7 @@ def is_complete(page: bytes) -> bool:
     return announced <= len(results) and not isinstance(last, Failure)
 
 
-# ---------------------------------------------------------------------------------------------
-# Jobs and workers
-# ---------------------------------------------------------------------------------------------
+# --- Jobs and workers -----------------------------------------------------------------------------
 
 
 @dataclass(eq=False, repr=False)
@@ -2094,9 +2070,7 @@ def profile_missing(
         raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
 
 
-# ---------------------------------------------------------------------------------------------
-# The summary
-# ---------------------------------------------------------------------------------------------
+# --- The summary ----------------------------------------------------------------------------------
 
 
 def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
@@ -2155,9 +2129,7 @@ def summarise(table: Table, reporter: Reporter, batch: int, seconds: float) -> s
     return "\n".join([*text, f"time     {show_time(seconds):>8}"])
 
 
-# ---------------------------------------------------------------------------------------------
-# The command line
-# ---------------------------------------------------------------------------------------------
+# --- The command line -----------------------------------------------------------------------------
 
 
 MANUAL = f"""\
