@@ -1507,6 +1507,7 @@ class Driver:
     @contextlib.contextmanager
     def turn(self, index: int, module: types.ModuleType) -> Iterator[None]:
         """Make a kernel `__main__` for a while; report its failure; undo what it did to others."""
+        self.torch.cuda.empty_cache()
         self.report("started", index)
         main, sys.modules["__main__"] = sys.modules["__main__"], module
         sys.argv = [str(module.__file__)]
@@ -1526,7 +1527,6 @@ class Driver:
             vars(builtins).update(self.builtins)
             os.chdir(self.folder)
             self.stdout = capture_stdout()
-        self.torch.cuda.empty_cache()
 
     def is_context_lost(self) -> bool:
         """Tell whether CUDA is of no more use to this process."""
@@ -1565,23 +1565,18 @@ def take_captured(stdout: TextIO) -> bytes:
     return b""
 
 
-@dataclass(eq=False, repr=False)
-class Reports:
-    """What the driver of a batch reported: the texts of each event, by kernel."""
+def read_reports(text: bytes) -> dict[bytes, dict[int, str]]:
+    """Return what a driver reported, as Driver.report() writes it: the texts of events by kernel.
 
-    texts: dict[bytes, dict[int, str]]
-    in_hand: int | None  # the kernel that was last begun, and not ended
-
-
-def read_reports(text: bytes) -> Reports:
-    """Return what a driver reported, line by line as Driver.report() writes it."""
+    `started` keeps only the kernel in hand, which was begun and has not ended.
+    """
     events = (b"started", b"benchmark", b"done", b"error", b"lost", b"finished")
-    reports = Reports({event: {} for event in events}, None)
+    reports: dict[bytes, dict[int, str]] = {event: {} for event in events}
     # Any other line is none of the driver's
     pattern = rb"(?m)^(%s) ([0-9]{1,4}) (.*)\n" % b"|".join(events)
     for event, number, said in re.findall(pattern, text):
-        reports.texts[event][int(number)] = said.decode("unicode_escape", "replace")
-        reports.in_hand = int(number) if event in (b"started", b"lost") else None
+        reports[b"started"].clear()
+        reports[event][int(number)] = said.decode("unicode_escape", "replace")
     return reports
 
 
@@ -1701,10 +1696,15 @@ def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
 
 
 def judge_share(
-    index: int, source: Source, alone: bool, results: list[Result], reports: Reports, run: Run
+    index: int,
+    source: Source,
+    alone: bool,
+    results: list[Result],
+    said: dict[bytes, dict[int, str]],
+    run: Run,
 ) -> Outcome:
     """Judge what a batch brought one kernel: a report, and the results that bear its label."""
-    said, finished = reports.texts, bool(reports.texts[b"finished"])
+    finished = bool(said[b"finished"])
     error = said[b"error"].get(index)
     if error is not None:
         if "out of memory" in error and not alone:
@@ -1719,7 +1719,7 @@ def judge_share(
     if finished and not run.ended and not results and is_complete(run.stdout):
         return Again.PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
     if not alone:
-        in_hand = index == reports.in_hand or not run.reports
+        in_hand = index in said[b"started"] or index in said[b"lost"] or not run.reports
         return Again.ALONE if in_hand else Again.TOGETHER
     lost = said[b"lost"].get(index)
     if lost is not None:
@@ -1886,10 +1886,9 @@ class Profiler:
         """Run ncu once; settle what that settles, and return how to go on with the others."""
         with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
             command = ncu_command(self.options, job.sources, reports, self._bandwidth)
+            timeout = self.options.timeout
             grace = 10.0 if job.batch else 2.0  # ncu prints the results of a batch when it ends
-            run = run_child(
-                command, job.environment, self.stop, self.options.timeout, grace, reports
-            )
+            run = run_child(command, job.environment, self.stop, timeout, grace, reports)
         outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
         seconds = run.seconds / len(job.sources)
         rest: list[tuple[Source, Failure | Again]] = []
