@@ -1461,13 +1461,16 @@ class Driver:
         self.stdout = capture_stdout()
         self.torch: Any = __import__("torch")
         self.folder = os.getcwd()
+        self.path = [*sys.path]
+        self.environment = dict(os.environ)
         self.builtins = dict(vars(builtins))
 
     def report(self, event: str, index: int, text: str = "") -> None:
         """Tell the parent: started, benchmark, done, error, lost (the context), finished."""
         line = b"%s %d %s\n" % (event.encode(), index, text.encode("unicode_escape"))
-        while line:
-            line = line[os.write(self.reports, line) :]
+        with contextlib.suppress(OSError):  # a kernel can have closed it: then it is run plainly
+            while line:
+                line = line[os.write(self.reports, line) :]
 
     def benchmark(self, index: int, path: str) -> types.ModuleType | None:
         """Run the file's own benchmark; return its module, without its tensors."""
@@ -1507,17 +1510,21 @@ class Driver:
     @contextlib.contextmanager
     def turn(self, index: int, module: types.ModuleType) -> Iterator[None]:
         """Make a kernel `__main__` for a while; report its failure; undo what it did to others."""
+        import traceback
+        import warnings
+
         self.torch.cuda.empty_cache()
         self.report("started", index)
         main, sys.modules["__main__"] = sys.modules["__main__"], module
         sys.argv = [str(module.__file__)]
         try:
-            yield
+            with warnings.catch_warnings():
+                yield
         except (Exception, SystemExit) as error:
-            import traceback
-
             leaves = isinstance(error, SystemExit)
             text = f"sys.exit({error})" if leaves else traceback.format_exc()
+            if isinstance(error, PermissionError) and self.is_full():
+                text = f"{text[: ERROR_TEXT_LIMIT // 2]}\n{TOO_MUCH}"
             event = "lost" if self.is_context_lost() else "error"
             self.report(event, index, text[-ERROR_TEXT_LIMIT:])
             if event == "lost":
@@ -1525,8 +1532,15 @@ class Driver:
         finally:
             sys.modules["__main__"] = main
             vars(builtins).update(self.builtins)
+            sys.path[:] = self.path
+            os.environ.clear()
+            os.environ.update(self.environment)
             os.chdir(self.folder)
             self.stdout = capture_stdout()
+
+    def is_full(self) -> bool:
+        """Tell whether the kernel in hand has printed more than is taken."""
+        return len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
 
     def is_context_lost(self) -> bool:
         """Tell whether CUDA is of no more use to this process."""
@@ -1724,7 +1738,12 @@ def judge_share(
     lost = said[b"lost"].get(index)
     if lost is not None:
         return Failure("the context was lost", printable(last_line(encode(lost))), words=lost)
-    return outcome or find_trouble(run) or Failure("ncu ended early")
+    # That ends well without a report happens when a kernel closes what it has not opened
+    return (
+        outcome
+        or find_trouble(run)
+        or (Failure("ncu ended early") if run.status else Again.PLAINLY)
+    )
 
 
 def judge_results(
@@ -1811,7 +1830,9 @@ class Profiler:
         self._bandwidth = True  # ncu knows the metric here, as far as we know
         self._unstored = False  # a log could not be written
         self._lock = threading.RLock()
-        self._on_trial: list[Kernel] = []  # the first that are started and never failed before
+        self._trial: list[Kernel] = []  # the first that are started and never failed before
+        self._proven = False  # a kernel was measured: the set-up is none of the others' trouble
+        self._failed: list[tuple[str, bytes]] = []  # what they said, not stored until then
         self._held: list[Kernel] = []  # by other runs
         self._elsewhere: list[Kernel] = []  # name a GPU that no worker can give them
 
@@ -1820,6 +1841,8 @@ class Profiler:
         self.reporter.begin = time.monotonic()
         self._profile_by(kernels, self.options.workers)
         self._profile_by(self._elsewhere, [None])
+        if not self.fatal:
+            self._write_failures()
 
     def _profile_by(self, kernels: list[Kernel], gpus: list[str | None]) -> None:
         """Share kernels out among workers, those that other runs hold when they are free."""
@@ -1878,8 +1901,8 @@ class Profiler:
             self._elsewhere.append(kernel)
             return None
         with self._lock:
-            if len(self._on_trial) < TRIAL_KERNELS and not kernel.failed_before:
-                self._on_trial.append(kernel)
+            if len(self._trial) < TRIAL_KERNELS and not kernel.failed_before:
+                self._trial.append(kernel)
         return source
 
     def _run(self, job: Job) -> list[Job]:
@@ -1950,21 +1973,48 @@ class Profiler:
         assert isinstance(log, Log)
         with self._lock:
             kernel.log, kernel.profiled = log, True
+            self._proven = True
             self.reporter.report(kernel, seconds)
+        self._write_failures()
 
     def _fail(
         self, kernel: Kernel, failure: Failure, seconds: float = 0.0, text: bytes = b""
     ) -> None:
-        """Take a kernel for failed, and keep what ncu printed."""
-        if text:
-            self._write(kernel.error_path, b"# failed: %s\n" % encode(str(failure)) + text)
+        """Take a kernel for failed, and keep what ncu printed.
+
+        Not when it turns out that every kernel would fail: each is as good as any other then.
+        """
+        text = text and b"# failed: %s\n" % encode(str(failure)) + text
         with self._lock:
             kernel.failure = failure
             self.reporter.report(kernel, seconds)
-            trial = self._on_trial
-        if len(trial) == TRIAL_KERNELS and all(kernel.failure for kernel in trial):
+            self._failed += [(kernel.error_path, text)] if text else []
+            failed = len(self._trial) == TRIAL_KERNELS and all(k.failure for k in self._trial)
+        if failed:
             kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
-            self.end(Failure(kind, str(failure), SET_UP_REMEDY))
+            self.end(Failure(kind, f"{failure}{self._keep(text)}", SET_UP_REMEDY))
+        elif self._proven or kernel.failed_before:
+            self._write_failures()
+
+    def _keep(self, text: bytes) -> str:
+        """Store what the last kernel said where no later run looks; return words that name it."""
+        import tempfile
+
+        if self.fatal:
+            return ""
+        with contextlib.suppress(OSError):
+            descriptor, path = tempfile.mkstemp(".txt", "parse_kernel_metadata_csv-")
+            with open(descriptor, "wb") as stream:
+                stream.write(text)
+            return f" (all that it said: {path})"
+        return ""
+
+    def _write_failures(self) -> None:
+        """Put what failed kernels said beside them."""
+        with self._lock:
+            failed, self._failed = self._failed, []
+        for path, text in failed:
+            self._write(path, text)
 
     def _write(self, path: str, text: bytes) -> bool:
         """Write a file beside a kernel; False where that cannot be."""

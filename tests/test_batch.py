@@ -239,6 +239,46 @@ class MainTest(BatchCase):
             self.assertNotIn(str(cwd), eval(seen.read_text()))
         self.assertEqual(strays(here), [])
 
+    def test_each_starts_with_what_the_first_had(self) -> None:
+        look = (
+            "import os, sys, warnings\n"
+            "seen = repr((sorted(os.environ.items()), sys.path, os.getcwd(), warnings.filters))\n"
+            f"open({str(self.tmp / 'seen')!r}, 'a').write(seen + '\\n')\n"
+        )
+        main = (
+            f"{look}os.environ['HOME'] = 'elsewhere'\nos.environ['NEW'] = '1'\n"
+            "sys.path.insert(0, 'elsewhere')\nos.chdir('/')\nwarnings.simplefilter('error')"
+        )
+        kernels = self.kernels(3, main=main)
+        self.go(kernels, "--quick", "--batch", "3")
+        self.assert_output(kernels)
+        seen = (self.tmp / "seen").read_text().splitlines()
+        self.assertEqual((len(seen), len(set(seen))), (3, 1))
+
+    def test_reports_are_lost(self) -> None:
+        """A kernel that closes what it has not opened is run plainly; the others together."""
+        close = (
+            "for number in os.listdir('/proc/self/fd'):\n"
+            "    name = f'/proc/self/fd/{number}'\n"
+            "    if int(number) > 2 and 'memfd' in os.path.realpath(name):\n"
+            "        %s\n"
+        )
+        for how in ("os.close(int(number))", "os.dup2(0, int(number))"):
+            with self.subTest(how):
+                self.log.unlink(missing_ok=True)
+                kernels = self.kernels(3)
+                kernels[1] = self.kernel(f"{NAME}1", main=close % how)
+                self.go(kernels, "--quick", "--batch", "3", "--force")
+                self.assert_output(kernels, first=[kernels[1]])
+                self.assertEqual(self.runs_of(kernels[1]), [3, 1, 1])
+
+    def test_prints_without_end(self) -> None:
+        kernels = self.kernels(3)
+        kernels[1] = self.kernel(f"{NAME}1", main="while True:\n    print('x' * 100_000)")
+        said = self.go(kernels, "--quick", "--batch", "3", status=1).stderr
+        self.assert_output(kernels, [kernels[1]])
+        self.assert_failed(kernels[1], said, "more than 64 MiB of output")
+
     def test_stdout_is_captured(self) -> None:
         main = "print('no', end='')\nprint()\nimport os\nos.write(1, b'noise\\n')\n" + (
             "os.system('echo noise of a child')\nprint('late', file=sys.stderr)"

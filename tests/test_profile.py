@@ -573,18 +573,37 @@ class EveryKernelFails(ProfileCase):
         self.assertEqual([len(self.calls_for(kernel)) for kernel in kernels], [1, 2])
 
     def test_the_first_ten_fail(self) -> None:
-        """It is the set-up; unless they are known to fail."""
+        """It is the set-up, time and again; what the last said is in a file of its own."""
         main = "raise ImportError('no torch, number %s' % __file__[-4])"
         kernels = [self.kernel(NAME.format(n), file=f"k{n:02}.py", main=main) for n in range(12)]
-        table = self.table(kernels)
-        done = self.augment(table, status=2)
-        self.assertEqual([call["kernel"] for call in self.calls()], list(map(str, kernels[:10])))
-        last = done.stderr.splitlines()[-5:]
-        self.assertIn("ImportError: no torch, number 9", "\n".join(last))
-        done = self.augment(table, status=1)
-        order = [call["kernel"] for call in self.calls()[10:]]
-        self.assertEqual(order, list(map(str, [*kernels[10:], *kernels[:10]])))
+        before = sorted(self.cache.rglob("*"))
+        for order in (kernels, kernels[::-1], kernels):
+            self.log.unlink(missing_ok=True)
+            done = self.augment(self.table(order), status=2)
+            self.assertEqual([call["kernel"] for call in self.calls()], list(map(str, order[:10])))
+            last = f"ImportError: no torch, number {str(order[9])[-4]}"
+            self.assertIn(last, "\n".join(done.stderr.splitlines()[-5:]))
+            [kept] = re.findall(r"\(all that it said: (.*)\)", done.stderr)
+            self.assertIn(f"{last}\n", Path(kept).read_text())
+            os.unlink(kept)
+            self.assertEqual(sorted(self.cache.rglob("*")), before)
+
+    def test_the_first_ten_fail_that_have_not_failed_before(self) -> None:
+        """Those that are known to fail come last, and say nothing of the set-up."""
+        kernels = self.kernels(12, main="raise ImportError('no torch')")
+        for kernel in kernels:
+            error_of(kernel).write_text("")
+        done = self.augment(self.table(kernels), status=1)
         self.assertEqual(summary(done.stderr)["failed"], 12)
+        self.assertTrue(all("no torch" in error_of(kernel).read_text() for kernel in kernels))
+
+    def test_unable_after_some_failures(self) -> None:
+        """Kernels that failed before ncu was found unable to profile here are not marked."""
+        kernels = self.kernels(2, directives="nothing-profiled")
+        kernels.append(self.kernel(NAME.format(2), directives="fail=permission"))
+        self.augment(self.table(kernels), status=2)
+        self.assertEqual(len(self.calls()), 3)
+        self.assertEqual(list(self.cache.rglob("*.err")), [])
 
     def test_nine_of_the_first_ten_fail(self) -> None:
         kernels = [
