@@ -1301,29 +1301,38 @@ STDERR = 2  # where the driver reports to when a person pastes its command
 def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = True) -> list[str]:
     """Return ncu's options: ours, less those that the user's displace, then the user's.
 
-    ncu refuses an option given twice, and takes a long one cut short (--print-u).
+    ncu refuses an option given twice, and takes a long one cut short (--print-u). Metrics are
+    added to ours.
     """
     long = {short: option for option, short in SHORT_OPTIONS.items()}
-    given = [long.get(word[:2], word.partition("=")[0]) for word in extra if word[:1] == "-"]
+    metrics = [DURATION_METRIC] * quick + [BANDWIDTH_METRIC] * (quick and bandwidth)
+    given: list[str] = []
+    theirs: list[str] = []
+    words = iter(extra)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if len(name) > 3 and "--metrics".startswith(name):
+            metrics += (value if equals else next(words, "")).split(",")
+        else:
+            given += [long.get(word[:2], name)] if word[:1] == "-" else []
+            theirs.append(word)
 
     def is_given(option: str) -> bool:
         return any(len(word) > 2 and option.startswith(word) for word in given)
 
-    metrics = [DURATION_METRIC] + [BANDWIDTH_METRIC] * bandwidth
-    narrowed = quick or is_given("--section") or is_given("--metrics")
     ours = {
         **NCU_OPTIONS,
         "--launch-count": None if batch else "1",
-        "--set": None if narrowed else "full",
-        "--metrics": ",".join(metrics) if quick else None,
+        "--set": None if quick or is_given("--section") else "full",
+        "--metrics": ",".join(dict.fromkeys(metrics)) or None,
         **(NCU_BATCH_OPTIONS if batch else {}),
     }
-    words = [
+    options = [
         (SHORT_OPTIONS.get(option, option), value)
         for option, value in ours.items()
         if value is not None and not is_given(option)
     ]
-    return [*filter(None, itertools.chain(*words)), *extra]
+    return [*filter(None, itertools.chain(*options)), *theirs]
 
 
 def ncu_command(
@@ -1941,6 +1950,12 @@ class Profiler:
         for source, outcome in rest:
             if passing:
                 outcome = Failure("a driver resource was unavailable", printable(passing[0]))
+            elif (
+                isinstance(outcome, Failure)
+                and outcome.kind == "no figures"
+                and self.options.ncu_args
+            ):
+                outcome.detail += "; do --ncu-args leave out the sections that hold them?"
             if isinstance(outcome, Again):
                 again[outcome].append(source)
             else:
@@ -2214,7 +2229,7 @@ how ncu is run:
                 /usr/local/cuda/bin, or the newest /opt/nvidia/nsight-compute/*)
   --ncu-args ARGS
                 more options for ncu, split as a shell would; one that is also ours displaces
-                ours, and --set, --section or --metrics displaces --set full.
+                ours; --set or --section displaces --set full, --metrics are added to it.
                 Example: --ncu-args=--clock-control=none
   --python PATH
                 the interpreter that runs the kernels: one with torch (default: the one that

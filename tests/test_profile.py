@@ -179,7 +179,6 @@ class Command(ProfileCase):
             ("--set=detailed", [*name, *count, *units, *alone]),
             ("--section SpeedOfLight --section Occupancy", [*name, *count, *units, *alone]),
             ("--section=SpeedOfLight", [*name, *count, *units, *alone]),
-            ("--metrics a,b", [*name, *count, *units, *alone]),
             ("--section-folder /x", [*name, *count, *full, *units, *alone]),
             ("--target-processes=all", [*name, *count, *full, *units]),
             ("--nvtx-include 'a b/' \"c\"", [*name, *count, *full, *units, *alone]),
@@ -193,6 +192,39 @@ class Command(ProfileCase):
             expected = [str(STAND_IN), *ours, *shlex.split(extra), sys.executable, str(kernel)]
             with self.subTest(extra):
                 self.assertEqual(shlex.split(done.stdout), ["LC_ALL=C.UTF-8", *expected])
+
+    def test_metrics_are_added(self) -> None:
+        """Next to the full set, or joined with those of --quick: ncu refuses --metrics twice."""
+        kernel = self.kernel(NAME.format(0))
+        ours = "gpu__time_duration.sum,dram__bytes.sum.per_second"
+        full = f"{ours},sm__warps_active.avg.pct_of_peak_sustained_active"
+        narrow = "--section SpeedOfLight --section MemoryWorkloadAnalysis"
+        cases: tuple[tuple[str, tuple[str, ...], list[str], str], ...] = (
+            ("--metrics a,b", (), ["--set", "full"], "a,b"),
+            ("--metrics=a --metric b,a", (), ["--set", "full"], "a,b"),
+            (f"--metrics=a {narrow}", (), [], "a"),
+            ("--metrics a,b", ("--quick",), [], f"{ours},a,b"),
+            (f"--metrics={full}", ("--quick",), [], full),
+        )
+        for extra, options, collected, metrics in cases:
+            with self.subTest(extra, options=options):
+                self.log.unlink(missing_ok=True)
+                self.augment(self.table([kernel]), f"--ncu-args={extra}", "--force", *options)
+                self.assert_measured(kernel)
+                argv = self.calls()[0]["argv"]
+                self.assertEqual(
+                    [word for word in argv if word.startswith("--metric")], ["--metrics"]
+                )
+                self.assertEqual(argv[argv.index("--metrics") + 1], metrics)
+                self.assertEqual([word for word in argv if word in ("--set", "full")], collected)
+
+    def test_sections_without_our_figures(self) -> None:
+        """The first failure says where to look."""
+        kernel = self.kernel(NAME.format(0))
+        for narrow in ("--section Occupancy", "--set=basic --metrics a"):
+            table = self.table([kernel])
+            done = self.augment(table, f"--ncu-args={narrow}", "-q", status=1)
+            self.assert_one_line(done.stderr, "no figures", "do --ncu-args leave out")
 
     def test_displaced_options_reach_ncu(self) -> None:
         """ncu refuses one given twice, so this works only where ours gave way."""
