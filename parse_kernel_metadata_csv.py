@@ -16,6 +16,29 @@ leaves its figures blank, its output in <kernel>.ncu.err, and the others alone.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
+
+def end_early(*_: object) -> None:
+    """End at an INT while there is nothing to undo: modules are imported, the table is read."""
+    try:
+        os.write(2, b"stopped\n")
+    except OSError:
+        pass
+    os._exit(128 + signal.SIGINT)
+
+
+def take_interrupts() -> None:
+    """Have an INT end the program in one line, unless it is ignored (a shell's background)."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end_early)
+
+
+if __name__ == "__main__":
+    take_interrupts()  # the imports below take longer than many a run
+
 import argparse
 import builtins
 import contextlib
@@ -27,11 +50,8 @@ import functools
 import gc
 import io
 import itertools
-import os
 import re
-import signal
 import stat
-import sys
 import threading
 import time
 import types
@@ -670,6 +690,17 @@ class Source:
     function: bytes  # the Triton function, "triton_" with plain names
     batchable: bool  # has get_args() and call()
     device: int  # the GPU that it names, as CUDA counts those that are visible
+    bare: str  # a name that its harness uses and nothing defines, such as cuda; or empty
+
+
+def find_bare_device(source: bytes) -> str:
+    """Return the device type that a kernel's harness names without quotes, empty where none.
+
+    So in every kernel of torch 2.10, and in combo kernels of 2.10 to 2.12: a NameError when run.
+    """
+    harness = source.rpartition(b"__main__")[2]
+    match = re.search(rb"\bbenchmark\(.*\bdevice=([A-Za-z_]\w*) *[,)]", harness)
+    return match[1].decode() if match and match[1] != b"None" else ""
 
 
 def inspect_source(kernel: Kernel) -> Source | Failure:
@@ -683,11 +714,16 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
             "no benchmark harness",
             "compiled without TORCHINDUCTOR_BENCHMARK_KERNEL=1, or of a kind that has none",
         )
+    types = set(re.findall(rb"\bdevice=['\"]?(cuda|xpu|hip|mps|mtia)\b", text))
+    if types and b"cuda" not in types:
+        kind = f"compiled for {min(types).decode()}, which ncu cannot profile"
+        return Failure(kind)
     function = re.search(rb"(?m)^def (triton\w*)\(", text)
     batchable = b"\ndef get_args(" in text and b"\ndef call(" in text
     devices = re.findall(rb"(?:cuda:|set_device\(|_DeviceGuard\()([0-9]{1,4})", text)
     device = max(map(int, devices), default=0)
-    return Source(kernel, hash_source(text), function[1] if function else b"", batchable, device)
+    name = function[1] if function else b""
+    return Source(kernel, hash_source(text), name, batchable, device, find_bare_device(text))
 
 
 STDERR_MARK = b"==STDERR== "
@@ -756,7 +792,9 @@ class Table:
         required = ("kernel_name", "kernel_path", "kernel_category")
         missing = [column for column in required if column not in header]
         if missing:
-            raise UsageError(f"the input has no column {' and no '.join(missing)}")
+            likely = [repr(column) for column in header if column.strip().lower() in missing]
+            hint = f"; {' and '.join(likely)} may be meant" if likely else ""
+            raise UsageError(f"the input has no column {' and no '.join(missing)}{hint}")
         places = {column: at for at, column in reversed(list(enumerate(header)))}
         absent = len(header)  # where an empty cell is put
         self._passed = [at for at, column in enumerate(header) if column not in FIGURE_COLUMNS]
@@ -868,12 +906,31 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]
         at += 1
 
 
+SAVE = "save it as comma-separated UTF-8"
+# What a first line matches that is not of a table, what it is then, and what to do.
+FOREIGN = (
+    (rb"\x1f\x8b", "compressed by gzip: `gunzip -c FILE | ... -i -` reads it"),
+    (rb"PK\x03\x04", f"a spreadsheet or zip archive: {SAVE}"),
+    (rb"\xff\xfe|\xfe\xff|\0|[ -~]\0", f"UTF-16 text: {SAVE}"),
+    (rb"[^,\n]*;[^,\n]*\bkernel_", f"separated by semicolons: {SAVE}"),
+    (rb"[^,\n]*\t[^,\n]*\bkernel_", f"separated by tabs: {SAVE}"),
+)
+
+
+def refuse_foreign(line: str) -> None:
+    """Raise UsageError for a first line that is no CSV header, saying what it is."""
+    for pattern, what in FOREIGN:
+        if re.match(pattern, line.encode(ENCODING, "surrogateescape")):
+            raise UsageError(f"the input is {what}")
+
+
 def read_table(stream: Iterable[str], folder: str) -> Table:
     """Read a table; a header line that comes again (tables are concatenated) is passed over."""
     csv.field_size_limit(sys.maxsize)
     lines = list(stream)
     if lines and lines[0].startswith(BYTE_ORDER_MARK):
         lines[0] = lines[0][len(BYTE_ORDER_MARK) :]
+    refuse_foreign(lines[0] if lines else "")
     records = read_records(lines)
     _, _, header = next(records, (0, 0, None))
     if not header:
@@ -1335,12 +1392,21 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     return [*filter(None, itertools.chain(*options)), *theirs]
 
 
+# Runs a kernel file as Python would, with one name defined more.
+RUN_WITH = (
+    "import sys; del sys.argv[0]; sys.path[0] = sys.argv[0].rpartition('/')[0]; import runpy; "
+    "runpy.run_path(sys.argv[0], {{{0!r}: {0!r}}}, '__main__')"
+)
+
+
 def ncu_command(
     options: Namespace, sources: list[Source], reports: int | None, bandwidth: bool = True
 ) -> list[str]:
     """Return the command that measures one kernel, or a batch that reports to a descriptor."""
     ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
-    driver = [] if reports is None else [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
+    driver = ["-c", RUN_WITH.format(sources[0].bare)] if sources[0].bare else []
+    if reports is not None:
+        driver = [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
     paths = [source.kernel.path for source in sources]
     return [options.ncu, *ours, options.python, *driver, *paths]
 
@@ -1398,13 +1464,29 @@ def choose_gpus(spec: str, environment: Mapping[str, str], stop: Stop) -> list[s
     elif visible is not None:
         gpus = visible
     else:
-        command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-        gpus = [line for line in ask("--gpus all", command, stop) if line.startswith(UUIDS)]
+        gpus = list_gpus(ask("--gpus all", ["nvidia-smi", "-L"], stop))
     if not gpus:
         raise UsageError("--gpus: there is no GPU")
     twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
     if twice:
         raise UsageError(f"--gpus names GPU {twice[0]} twice")
+    return gpus
+
+
+def list_gpus(lines: list[str]) -> list[str]:
+    """Return the UUIDs that `nvidia-smi -L` lists; of a GPU that is split, those of its parts.
+
+    The parts stand indented under their GPU. CUDA would see only the first of the whole one.
+    """
+    gpus: list[str] = []
+    whole = ""
+    for line in lines:
+        match = re.search(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)", line)
+        if match and match[1].startswith("GPU-"):
+            whole = match[1]
+        elif match and whole in gpus:
+            gpus.remove(whole)
+        gpus += [match[1]] if match else []
     return gpus
 
 
@@ -1487,8 +1569,10 @@ class Driver:
         module.__file__ = path
         with self.turn(index, module):
             with open(path, "rb") as stream:
-                code = compile(stream.read(), path, "exec", dont_inherit=True)
-            exec(code, module.__dict__)
+                source = stream.read()
+            bare = find_bare_device(source)
+            module.__dict__.update({bare: bare} if bare else {})
+            exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
             module.__dict__.pop("args", None)
             line = find_benchmark_line(take_captured(self.stdout))
             self.report("benchmark", index, line[0].decode() if line else "")
@@ -2417,6 +2501,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] == [DRIVER_OPTION]:
         return drive_batch(arguments[1:])
+    take_interrupts()
     make_streams_usable()
     gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
@@ -2428,9 +2513,6 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, OSError) as error:  # OSError: the current directory is gone, say
         reporter.say(f"error: {error}")
         return 2
-    except KeyboardInterrupt:  # before anything was started, or while a pipe takes the output
-        reporter.say("stopped")
-        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

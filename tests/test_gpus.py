@@ -27,6 +27,16 @@ time.sleep(60)
 """
 
 
+SMI = """\
+GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-one)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-two)
+  MIG 3g.20gb     Device  0: (UUID: MIG-five)
+  MIG 1g.5gb      Device  1: (UUID: MIG-six)
+GPU 2: NVIDIA A100-SXM4-40GB (UUID: GPU-three)
+  MIG 1g.5gb Device 0: (UUID: MIG-GPU-four/1/0)
+"""
+
+
 class GpuCase(RunCase):
     """Which GPU each kernel was given, and when it ran there."""
 
@@ -107,11 +117,12 @@ class ChoiceTest(GpuCase):
         self.assertEqual(sorted(map(str, self.on())), ["4", "6", "GPU-x"])
 
     def test_all_that_nvidia_smi_lists(self) -> None:
-        wanted = '[ "$*" = "--query-gpu=uuid --format=csv,noheader" ] || exit 9'
-        path = self.smi(f"{wanted}\necho GPU-one\necho GPU-two")
-        kernels = self.meeting(2, 2)
+        """Of a GPU that is split into instances, these."""
+        path = self.smi(f'[ "$*" = -L ] || exit 9\ncat <<EOF\n{SMI}EOF')
+        wanted = ["GPU-one", "MIG-GPU-four/1/0", "MIG-five", "MIG-six"]
+        kernels = self.meeting(4, 4)
         self.go(kernels, "--gpus", "all", PATH=path)
-        self.assertEqual(sorted(map(str, self.on())), ["GPU-one", "GPU-two"])
+        self.assertEqual(sorted(map(str, self.on())), wanted)
 
     def test_all_without_nvidia_smi(self) -> None:
         empty = self.tmp / "empty"

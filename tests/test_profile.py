@@ -775,6 +775,69 @@ class OneKernelFails(ProfileCase):
         self.assertFalse(error_of(passing).exists())
 
 
+BENCHMARKER = """\
+class benchmarker:
+    benchmark = staticmethod(lambda call, device, rep: 0.027)
+"""
+SLIP = "ms = benchmarker.benchmark(lambda: call(args), device=%s, rep=40)"
+
+
+class BareDevice(ProfileCase):
+    """torch 2.10 forgot the quotes around the device of each harness."""
+
+    def bare(self, number: int, **options: Any) -> Path:
+        """A kernel file that ends with a NameError where nothing defines cuda."""
+        line = "assert sys.argv == [__file__] and __name__ == '__main__'"
+        place = "assert sys.path[0] == os.path.dirname(__file__), sys.path"
+        main = f"import sys\n{line}\n{options.pop('more', place)}\n{SLIP % 'cuda'}"
+        return self.kernel(NAME.format(number), top=BENCHMARKER, main=main, **options)
+
+    def test_it_is_run_all_the_same(self) -> None:
+        kernels = [self.bare(0), self.kernel(NAME.format(1)), self.bare(2)]
+        self.write("runpy.py", "raise SystemExit('the wrong runpy')\n")
+        with_name, without, _ = self.augment_from(self.tmp, kernels)
+        self.assertEqual(without[-2:], [sys.executable, str(kernels[1])])
+        self.assertEqual(
+            (with_name[-4:-2], with_name[-1]), ([sys.executable, "-c"], str(kernels[0]))
+        )
+        self.assert_measured(*kernels)
+
+    def augment_from(self, folder: Path, kernels: Sequence[Path]) -> list[list[str]]:
+        """Run the program from a folder; return the command lines that ncu was given."""
+        done = self.run_program("-i", self.table(kernels), "-o", self.out, cwd=folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [call["argv"] for call in self.calls()]
+
+    def test_dry_run(self) -> None:
+        kernel = self.bare(0)
+        done = self.augment(self.table([kernel]), "--dry-run")
+        self.assertEqual(done.stdout.count("\n"), 1)
+        pasted = subprocess.run(
+            ["sh", "-c", done.stdout], env=self.environment, capture_output=True, text=True
+        )
+        self.assertEqual(pasted.returncode, 0, pasted.stdout + pasted.stderr)
+        self.assertIn("Section: GPU Speed Of Light", pasted.stdout)
+
+    def test_in_a_batch(self) -> None:
+        self.use_torch()
+        kernels = [self.bare(0, torch=True, more=""), self.kernel(NAME.format(1), torch=True)]
+        kernels.append(self.bare(2, torch=True, more=""))
+        self.augment(self.table(kernels), "--quick", "--batch", "3")
+        self.assert_measured(*kernels)
+        self.assertEqual(len(self.calls()), 1)
+
+    def test_another_type_of_device(self) -> None:
+        """ncu profiles on NVIDIA's GPUs alone: it is not started, and the reason says so."""
+        kernels = [
+            self.kernel(NAME.format(number), main=f"device = dict(device={device})")
+            for number, device in enumerate(("'xpu'", "'hip'", "xpu"))
+        ]
+        done = self.augment(self.table(kernels), "-q", status=1)
+        for kind, count in (("xpu", 2), ("hip", 1)):
+            self.assertEqual(done.stderr.count(f"compiled for {kind}, which ncu cannot"), count)
+        self.assertEqual(self.calls(), [])
+
+
 class DryRun(ProfileCase):
     """What would run, ready to paste."""
 
