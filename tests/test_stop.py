@@ -416,6 +416,16 @@ class Ends(StopCase):
             self.assert_nothing_left()
         self.assertLess(took[1], took[0])
 
+    def test_an_interrupt_during_the_imports(self) -> None:
+        """One line and 130, as ever; nothing at all of a traceback."""
+        self.write(
+            "early/argparse.py",
+            "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n",
+        )
+        for command in ([], ["-i", "no.csv", "-o", "out.csv"]):
+            done = self.run_program(*command, env={"PYTHONPATH": str(self.tmp / "early")})
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (130, "", "stopped\n"))
+
     def test_a_daemon_that_keeps_the_output_open(self) -> None:
         """Its end is not waited for."""
         main = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)"

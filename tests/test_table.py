@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import os
 import re
@@ -394,6 +395,28 @@ class WrongInputTest(TableCase):
     def test_no_table_at_all(self) -> None:
         for data in (bytes(range(256)) * 5, HEADER.encode("utf-16")):
             self.assert_refused(data)
+
+    def test_what_it_is_and_what_to_do(self) -> None:
+        text = f"{HEADER}\n{'x,' * 20}\n".encode()
+        utf_16 = "save it as comma-separated UTF-8"
+        for data, said in (
+            (gzip.compress(text), "compressed by gzip: `gunzip -c FILE | ... -i -` reads it"),
+            (text.decode().encode("utf-16"), f"UTF-16 text: {utf_16}"),
+            (text.decode().encode("utf-16-be"), f"UTF-16 text: {utf_16}"),
+            (b"\xef\xbb\xbf" + text.replace(b",", b";"), f"separated by semicolons: {utf_16}"),
+            (text.replace(b",", b"\t"), f"separated by tabs: {utf_16}"),
+            (b"PK\x03\x04" + bytes(100), f"a spreadsheet or zip archive: {utf_16}"),
+        ):
+            with self.subTest(said):
+                self.assertEqual(self.assert_refused(data), f"error: the input is {said}\n")
+
+    def test_columns_that_may_be_meant(self) -> None:
+        header = HEADER.replace("kernel_path", " kernel_path").replace("kernel_name", "Kernel_Name")
+        self.assertEqual(
+            self.assert_refused(header + "\n"),
+            "error: the input has no column kernel_name and no kernel_path; "
+            "'Kernel_Name' and ' kernel_path' may be meant\n",
+        )
 
     def test_unreadable(self) -> None:
         (self.tmp / "loop.csv").symlink_to("loop.csv")
