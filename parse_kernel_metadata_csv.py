@@ -2046,6 +2046,9 @@ class Profiler:
                 text = compose_text(run.stderr, run.stdout + encode(outcome.words))
                 text = job.header(source, run.command) + text
                 self._fail(source.kernel, outcome, run.seconds / len(rest), text)
+        for source in again[Again.PLAINLY]:
+            words = "its launch or its reports were lost in the batch; it is run by itself"
+            self.reporter.tell(f"{printable(encode(source.kernel.path), 10_000)}: {words}")
         return go_on(job, again)
 
     def _asks_in_vain(self, run: Run) -> bool:

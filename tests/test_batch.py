@@ -268,7 +268,8 @@ class MainTest(BatchCase):
                 self.log.unlink(missing_ok=True)
                 kernels = self.kernels(3)
                 kernels[1] = self.kernel(f"{NAME}1", main=close % how)
-                self.go(kernels, "--quick", "--batch", "3", "--force")
+                said = self.go(kernels, "--quick", "--batch", "3", "--force").stderr
+                self.assertEqual(said.count(f"{kernels[1]}: its launch or its reports were"), 1)
                 self.assert_output(kernels, first=[kernels[1]])
                 self.assertEqual(self.runs_of(kernels[1]), [3, 1, 1])
 
@@ -772,6 +773,20 @@ class RealNcuTest(BatchCase):
         self.assert_failed(kernels[1], done.stderr, "ValueError: boom")
         self.assert_failed(kernels[2], done.stderr, "no benchmark line")
         self.assertRegex(done.stderr, f"{kernels[0]} failed: .*profiled")
+
+    def test_a_name_that_is_not_defined(self) -> None:
+        """ncu takes the command of a kernel of torch 2.10, and the kernel comes to its end."""
+        slip = "print('ran', benchmark(lambda: 0, device=cuda, rep=40))"
+        top = "def benchmark(call, device, rep):\n    return device"
+        kernel = self.kernel(f"{NAME}0", top=top, main=slip)
+        python = os.path.realpath(sys.executable)
+        self.go(
+            [kernel], "--ncu", os.environ["REAL_NCU"], "--python", python, status=1,
+            LD_LIBRARY_PATH=os.environ.get("LD_LIBRARY_PATH"),
+        )  # fmt: skip
+        said = kernel.with_suffix(".ncu.err").read_text()
+        self.assertIn("\nran cuda\n", said)
+        self.assertIn("No kernels were profiled", said)
 
     def test_stopped(self) -> None:
         kernels = self.kernels(2)
