@@ -2224,60 +2224,42 @@ def profile_missing(
 # --- The summary ----------------------------------------------------------------------------------
 
 
-def report_warnings(kernels: list[Kernel], reporter: Reporter) -> None:
-    """Say once what a reader of the figures must know."""
+def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None:
+    """Warn once of what a reader of the figures must know, and tell the summary."""
+    kernels, counts = reporter.kernels, reporter.count()
     logs = [kernel.log for kernel in kernels if kernel.log]
     chips = Counter(log.compute_capability for log in logs if log.compute_capability)
-    counts = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
-    warnings = (
-        (
-            sum(not log.bandwidth for log in logs),
-            "{} kernels have no bandwidth: their GPU has no DRAM counters",
-        ),
-        (len(chips) > 1, f"the logs come from different GPU generations: {counts}"),
-        (
-            sum(kernel.claims for kernel in kernels if kernel.misread_gb),
-            "kernel_args_num_gb of {} rows is too large: torch drops the exponent of small "
-            "figures (5.6e-06 is read as 5.6)",
-        ),
-        (
-            sum(kernel.state == "no log" for kernel in kernels),
-            f"{{}} of {len(kernels)} kernels have no log",
-        ),
-        (
-            sum(kernel.had_figures for kernel in kernels if not kernel.log),
-            "{} rows came with figures and are blank now: no valid log says so",
-        ),
-    )
-    reporter.warn(*(text.format(count) for count, text in warnings if count))
-
-
-def summarise(table: Table, reporter: Reporter, batch: int, seconds: float) -> str:
-    """Return the summary."""
-    counts = reporter.count()
-    failures = Counter(kernel.failure.kind for kernel in reporter.kernels if kernel.failure)
-    lines = {
-        "rows": (len(table.rows), ""),
-        "left out": (
-            table.foreach + len(table.torn),
-            f"{table.foreach} foreach, {len(table.torn)} torn",
-        ),
-        "kernels": (len(reporter.kernels), ""),
-        "cached": (counts["cached"], ""),
-        "profiled": (counts["profiled"], ""),
-        "failed": (counts["failed"], ", ".join(f"{n} {k}" for k, n in failures.most_common())),
-        "no log": (counts["no log"], ""),
+    generations = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
+    blind = sum(not log.bandwidth for log in logs)
+    misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
+    emptied = sum(kernel.had_figures for kernel in kernels if not kernel.log)
+    warnings = {
+        f"{blind} kernels have no bandwidth: their GPU has no DRAM counters": blind,
+        f"the logs come from different GPU generations: {generations}": len(chips) > 1,
+        f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of small "
+        "figures (5.6e-06 is read as 5.6)": misread,
+        f"{counts['no log']} of {len(kernels)} kernels have no log": counts["no log"],
+        f"{emptied} rows came with figures and are blank now: no valid log says so": emptied,
     }
-    text = [
-        f"{name:9}{count:>8}  {note}".rstrip()
-        for name, (count, note) in lines.items()
-        if count or not note
-    ]
-    launches = Counter(kernel.log.tuned for kernel in reporter.kernels if kernel.log)
-    if launches[True] or batch:
-        hint = " (--force profiles them again)" if launches[False] else ""
-        text.append(f"launch   {launches[True]:>8}  tuned, {launches[False]} first launches{hint}")
-    return "\n".join([*text, f"time     {show_time(seconds):>8}"])
+    reporter.warn(*(text for text, holds in warnings.items() if holds))
+    failures = Counter(kernel.failure.kind for kernel in kernels if kernel.failure)
+    why = ", ".join(f"{count} {kind}" for kind, count in failures.most_common())
+    left_out = table.foreach + len(table.torn)
+    tuned = sum(log.tuned for log in logs)
+    first = len(logs) - tuned
+    hint = " (--force profiles them again)" if first else ""
+    lines = (
+        f"rows     {len(table.rows):>8}",
+        left_out and f"left out {left_out:>8}  {table.foreach} foreach, {len(table.torn)} torn",
+        f"kernels  {len(kernels):>8}",
+        f"cached   {counts['cached']:>8}",
+        f"profiled {counts['profiled']:>8}",
+        f"failed   {counts['failed']:>8}  {why}".rstrip(),
+        f"no log   {counts['no log']:>8}",
+        (tuned or batch) and f"launch   {tuned:>8}  tuned, {first} first launches{hint}",
+        f"time     {show_time(seconds):>8}",
+    )
+    reporter.tell("\n".join(line for line in lines if line))
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -2354,55 +2336,33 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{hint} (see --help)")
 
 
-def check_options(options: Namespace) -> None:
-    """Raise UsageError for options that make no sense together."""
-    for one, other in (("table_only", "dry_run"), ("force", "cached_only")):
-        if getattr(options, one) and getattr(options, other):
-            pair = f"--{one} and --{other}".replace("_", "-")
-            raise UsageError(f"{pair} exclude each other")
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return I and N of "I/N"."""
-    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 "
-            'with --shard "$SLURM_ARRAY_TASK_ID/8"'
-        )
-    return int(match[1]), int(match[2])
-
-
-def parse_batch(text: str) -> int:
-    """Return a batch's size; all its paths must fit on one command line."""
-    if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= 500:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 500")
-    return int(text)
-
-
-def split_arguments(text: str) -> list[str]:
-    """Return words as a shell splits them."""
+def parse_value(option: str, text: str) -> object:
+    """Return what the text of an option's value means."""
     import shlex
 
+    wrong = {
+        "--batch": " is not a number from 1 to 500",  # all its paths must fit on one command line
+        "--shard": " is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 "
+        'with --shard "$SLURM_ARRAY_TASK_ID/8"',
+        "--timeout": " is not a number of seconds",
+    }.get(option)
     try:
-        return shlex.split(text)
+        if option == "--ncu-args":
+            return shlex.split(text)
+        if option == "--batch" and re.fullmatch("[0-9]+", text) and 1 <= int(text) <= 500:
+            return int(text)
+        match = re.fullmatch("([0-9]+)/([0-9]+)", text)
+        if option == "--shard" and match and 1 <= int(match[1]) <= int(match[2]):
+            return int(match[1]), int(match[2])
+        if option == "--timeout" and 0 <= float(text) < FOR_EVER:
+            return float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+        wrong = wrong or f": {error}"
+    raise argparse.ArgumentTypeError(f"{text!r}{wrong}")
 
 
-def parse_timeout(text: str) -> float:
-    """Return seconds."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < FOR_EVER:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
-
-
-def make_parser() -> Parser:
-    """Return the parser of what the manual lists."""
+def parse_options(arguments: list[str]) -> Namespace:
+    """Return the options, those that the manual lists; raise UsageError for wrong ones."""
     # Looking for translations of its few words on disk takes argparse longer than all the rest
     argparse._ = str  # type: ignore[attr-defined]
     parser = Parser(prog="parse_kernel_metadata_csv.py", allow_abbrev=False)
@@ -2410,34 +2370,33 @@ def make_parser() -> Parser:
     add("--version", action="version", version=f"{parser.prog} {__version__}")
     add("-i", "--input-csv", "--input", dest="input", required=True)
     add("-o", "--output-csv", "--output", dest="output", required=True)
-    add("--model-name", default="")
     add("-q", "--quiet", action="store_true")
     for flag in ("--table-only", "--force", "--cached-only", "--dry-run", "--quick"):
         add(flag, action="store_true")
-    add("--batch", type=parse_batch, default=0)
-    add("--gpus")
-    add("--shard", type=parse_shard)
-    add("--ncu", default="")
-    add("--ncu-args", type=split_arguments, default=[])
-    add("--python", default="")
-    add("--timeout", type=parse_timeout, default=600.0)
-    return parser
+    for name, default in (("--model-name", ""), ("--ncu", ""), ("--python", ""), ("--gpus", None)):
+        add(name, default=default)
+    for key, value in (("--batch", 0), ("--shard", None), ("--ncu-args", []), ("--timeout", 600.0)):
+        add(key, type=functools.partial(parse_value, key), default=value)
+    options = parser.parse_args(arguments)
+    if options.table_only and options.dry_run:
+        raise UsageError("--table-only and --dry-run exclude each other")
+    if options.force and options.cached_only:
+        raise UsageError("--force and --cached-only exclude each other")
+    return options
 
 
 def load_table(options: Namespace, reporter: Reporter) -> Table:
     """Return the input's rows, and say which were left out."""
     if os.path.isdir(options.input):
         return read_directory(options.input, options.model_name, reporter)
-    folder = "" if options.input == "-" else os.path.dirname(options.input)
     with open_table(options.input) as stream:
         if options.table_only:
             raise UsageError("--table-only makes a table from a directory: name one with -i")
         try:
-            table = read_table(stream, folder)
+            table = read_table(stream, os.path.dirname(options.input))
         except OSError as error:
             raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
-    torn = [f"line {number} is torn or names no kernel file; left out" for number in table.torn]
-    reporter.warn(*torn)
+    reporter.warn(*(f"line {n} is torn or names no kernel file; left out" for n in table.torn))
     if table.torn and not table.rows:
         raise UsageError(f"{options.input} has no usable row")
     return table
@@ -2473,8 +2432,7 @@ def augment(options: Namespace, reporter: Reporter) -> int:
     if options.table_only:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")
         return 0
-    report_warnings(reporter.kernels, reporter)
-    reporter.tell(summarise(table, reporter, options.batch, time.monotonic() - begin))
+    sum_up(table, reporter, options.batch, time.monotonic() - begin)
     return int(bool(table.torn) or any(not kernel.log for kernel in reporter.kernels))
 
 
@@ -2488,8 +2446,12 @@ def say_stopped(options: Namespace, stop: Stop, reporter: Reporter) -> int:
     return 128 + stop.signal
 
 
-def make_streams_usable() -> None:
-    """Undo what a parent can have done to the standard streams and to waiting for children."""
+def main() -> int:
+    """Run the program, and return its exit status."""
+    if sys.argv[1:2] == [DRIVER_OPTION]:
+        return drive_batch(sys.argv[2:])
+    take_interrupts()
+    # What a parent can have done to the standard streams and to waiting for children is undone
     for descriptor in range(3):
         try:
             # Half of what is written to a stream that does not block can be lost
@@ -2497,21 +2459,11 @@ def make_streams_usable() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # or a file of ours takes the place of stderr
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program, and return its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == [DRIVER_OPTION]:
-        return drive_batch(arguments[1:])
-    take_interrupts()
-    make_streams_usable()
     gc.set_threshold(100_000)  # a large table is many small objects, none of them garbage
     reporter = Reporter()
     try:
-        options = make_parser().parse_args(arguments)
+        options = parse_options(sys.argv[1:])
         reporter.quiet = options.quiet
-        check_options(options)
         return augment(options, reporter)
     except (UsageError, OSError) as error:  # OSError: the current directory is gone, say
         reporter.say(f"error: {error}")
