@@ -716,8 +716,7 @@ def inspect_source(kernel: Kernel) -> Source | Failure:
         )
     types = set(re.findall(rb"\bdevice=['\"]?(cuda|xpu|hip|mps|mtia)\b", text))
     if types and b"cuda" not in types:
-        kind = f"compiled for {min(types).decode()}, which ncu cannot profile"
-        return Failure(kind)
+        return Failure(f"compiled for {min(types).decode()}, which ncu cannot profile")
     function = re.search(rb"(?m)^def (triton\w*)\(", text)
     batchable = b"\ndef get_args(" in text and b"\ndef call(" in text
     devices = re.findall(rb"(?:cuda:|set_device\(|_DeviceGuard\()([0-9]{1,4})", text)
