@@ -1380,7 +1380,7 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
         **NCU_OPTIONS,
         "--launch-count": None if batch else "1",
         "--set": None if quick or is_given("--section") else "full",
-        "--metrics": ",".join(dict.fromkeys(metrics)) or None,
+        "--metrics": ",".join(dict.fromkeys(filter(None, metrics))) or None,
         **(NCU_BATCH_OPTIONS if batch else {}),
     }
     options = [
