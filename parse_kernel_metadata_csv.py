@@ -22,7 +22,7 @@ import sys
 
 
 def end_early(*_: object) -> None:
-    """End at an INT while there is nothing to undo: modules are imported, the table is read."""
+    """End at an INT while there is nothing to undo: before the first kernel, or at a pipe."""
     try:
         os.write(2, b"stopped\n")
     except OSError:
@@ -1244,15 +1244,16 @@ def run_child(
     environment: Mapping[str, str],
     stop: Stop,
     timeout: float,
-    grace: float = 2.0,
     reports: int | None = None,
 ) -> Run:
     """Run a command to its end, in a process group of its own of which nothing survives.
 
     `timeout` seconds (0: never) after the start, or after the last that was written to `reports`,
-    the group gets TERM, and `grace` seconds later KILL; the same when `stop` asks for it.
+    the group gets TERM, and a little later KILL; the same when `stop` asks for it.
     """
     import subprocess
+
+    grace = 2.0 if reports is None else 10.0  # ncu prints the results of a batch when it ends
 
     begin = time.monotonic()
     run = Run(show_command(command, environment))
@@ -1338,7 +1339,6 @@ NCU_OPTIONS = {
     "--kernel-name": "regex:triton",
     "--launch-count": "1",
     "--set": "full",
-    "--metrics": "",
     "--print-units": "base",
     "--target-processes": "application-only",
 }
@@ -1376,17 +1376,16 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     def is_given(option: str) -> bool:
         return any(len(word) > 2 and option.startswith(word) for word in given)
 
-    ours = {
-        **NCU_OPTIONS,
-        "--launch-count": None if batch else "1",
-        "--set": None if quick or is_given("--section") else "full",
-        "--metrics": ",".join(dict.fromkeys(filter(None, metrics))) or None,
-        **(NCU_BATCH_OPTIONS if batch else {}),
+    ours = {**NCU_OPTIONS, "--metrics": ",".join(dict.fromkeys(filter(None, metrics)))}
+    left_out = {
+        "--launch-count": batch,
+        "--set": quick or is_given("--section"),
+        "--metrics": not ours["--metrics"],
     }
     options = [
         (SHORT_OPTIONS.get(option, option), value)
-        for option, value in ours.items()
-        if value is not None and not is_given(option)
+        for option, value in {**ours, **(NCU_BATCH_OPTIONS if batch else {})}.items()
+        if not left_out.get(option) and not is_given(option)
     ]
     return [*filter(None, itertools.chain(*options)), *theirs]
 
@@ -1830,12 +1829,11 @@ def judge_share(
     lost = said[b"lost"].get(index)
     if lost is not None:
         return Failure("the context was lost", printable(last_line(encode(lost))), words=lost)
-    # That ends well without a report happens when a kernel closes what it has not opened
-    return (
-        outcome
-        or find_trouble(run)
-        or (Failure("ncu ended early") if run.status else Again.PLAINLY)
-    )
+    if outcome:
+        return outcome
+    # A kernel can have closed what it has not opened: ncu ends well, and reports are missing
+    lost_reports = not finished and run.status == 0
+    return find_trouble(run) or (Again.PLAINLY if lost_reports else Failure("ncu ended early"))
 
 
 def judge_results(
@@ -1924,7 +1922,7 @@ class Profiler:
         self._lock = threading.RLock()
         self._trial: list[Kernel] = []  # the first that are started and never failed before
         self._proven = False  # a kernel was measured: the set-up is none of the others' trouble
-        self._failed: list[tuple[str, bytes]] = []  # what they said, not stored until then
+        self._doubtful: list[tuple[str, bytes]] = []  # what failed kernels said until then
         self._held: list[Kernel] = []  # by other runs
         self._elsewhere: list[Kernel] = []  # name a GPU that no worker can give them
 
@@ -1934,7 +1932,7 @@ class Profiler:
         self._profile_by(kernels, self.options.workers)
         self._profile_by(self._elsewhere, [None])
         if not self.fatal:
-            self._write_failures()
+            self._write_doubtful()
 
     def _profile_by(self, kernels: list[Kernel], gpus: list[str | None]) -> None:
         """Share kernels out among workers, those that other runs hold when they are free."""
@@ -2002,8 +2000,7 @@ class Profiler:
         with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
             command = ncu_command(self.options, job.sources, reports, self._bandwidth)
             timeout = self.options.timeout
-            grace = 10.0 if job.batch else 2.0  # ncu prints the results of a batch when it ends
-            run = run_child(command, job.environment, self.stop, timeout, grace, reports)
+            run = run_child(command, job.environment, self.stop, timeout, reports)
         outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
         seconds = run.seconds / len(job.sources)
         rest: list[tuple[Source, Failure | Again]] = []
@@ -2076,45 +2073,35 @@ class Profiler:
             kernel.log, kernel.profiled = log, True
             self._proven = True
             self.reporter.report(kernel, seconds)
-        self._write_failures()
+        self._write_doubtful()
 
     def _fail(
         self, kernel: Kernel, failure: Failure, seconds: float = 0.0, text: bytes = b""
     ) -> None:
         """Take a kernel for failed, and keep what ncu printed.
 
-        Not when it turns out that every kernel would fail: each is as good as any other then.
+        Until a kernel was measured that is in doubt: when every kernel fails, none is suspect, and
+        one that has an .ncu.err comes last in the next run.
         """
         text = text and b"# failed: %s\n" % encode(str(failure)) + text
         with self._lock:
             kernel.failure = failure
             self.reporter.report(kernel, seconds)
-            self._failed += [(kernel.error_path, text)] if text else []
-            failed = len(self._trial) == TRIAL_KERNELS and all(k.failure for k in self._trial)
-        if failed:
-            kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
-            self.end(Failure(kind, f"{failure}{self._keep(text)}", SET_UP_REMEDY))
-        elif self._proven or kernel.failed_before:
-            self._write_failures()
+            doubtful = not (self._proven or kernel.failed_before)
+            if doubtful and text:
+                self._doubtful.append((kernel.error_path, text))
+            if len(self._trial) == TRIAL_KERNELS and all(k.failure for k in self._trial):
+                kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
+                said = "" if self.fatal else keep_aside(text)
+                self.end(Failure(kind, f"{failure}{said}", SET_UP_REMEDY))
+        if text and not doubtful:
+            self._write(kernel.error_path, text)
 
-    def _keep(self, text: bytes) -> str:
-        """Store what the last kernel said where no later run looks; return words that name it."""
-        import tempfile
-
-        if self.fatal:
-            return ""
-        with contextlib.suppress(OSError):
-            descriptor, path = tempfile.mkstemp(".txt", "parse_kernel_metadata_csv-")
-            with open(descriptor, "wb") as stream:
-                stream.write(text)
-            return f" (all that it said: {path})"
-        return ""
-
-    def _write_failures(self) -> None:
-        """Put what failed kernels said beside them."""
+    def _write_doubtful(self) -> None:
+        """Put what failed kernels said beside them: it is theirs."""
         with self._lock:
-            failed, self._failed = self._failed, []
-        for path, text in failed:
+            doubtful, self._doubtful = self._doubtful, []
+        for path, text in doubtful:
             self._write(path, text)
 
     def _write(self, path: str, text: bytes) -> bool:
@@ -2133,6 +2120,19 @@ class Profiler:
         """End the run for a failure that every kernel would share."""
         self.fatal = self.fatal or failure
         self.stop.request()
+
+
+def keep_aside(text: bytes) -> str:
+    """Store what a kernel said where no later run looks; return words that name the file."""
+    import tempfile
+
+    try:
+        descriptor, path = tempfile.mkstemp(".txt", "parse_kernel_metadata_csv-")
+        with open(descriptor, "wb") as stream:
+            stream.write(text)
+    except OSError:
+        return ""
+    return f" (all that it said: {path})"
 
 
 def go_on(job: Job, again: dict[Again, list[Source]]) -> list[Job]:
@@ -2335,29 +2335,59 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}{hint} (see --help)")
 
 
-def parse_value(option: str, text: str) -> object:
-    """Return what the text of an option's value means."""
+def parse_batch(text: str) -> int:
+    """Return a batch's size; all its paths must fit on one command line."""
+    if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= 500:
+        raise ValueError
+    return int(text)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError
+    return int(match[1]), int(match[2])
+
+
+def parse_timeout(text: str) -> float:
+    """Return seconds."""
+    if not 0 <= float(text) < FOR_EVER:
+        raise ValueError
+    return float(text)
+
+
+def split_arguments(text: str) -> list[str]:
+    """Return words as a shell splits them."""
     import shlex
 
-    wrong = {
-        "--batch": " is not a number from 1 to 500",  # all its paths must fit on one command line
-        "--shard": " is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 "
-        'with --shard "$SLURM_ARRAY_TASK_ID/8"',
-        "--timeout": " is not a number of seconds",
-    }.get(option)
+    return shlex.split(text)
+
+
+# How an option's value is read, its default, and what is said of one that is wrong where the error
+# itself does not.
+VALUES: dict[str, tuple[Callable[[str], object], object, str]] = {
+    "--batch": (parse_batch, 0, "is not a number from 1 to 500"),
+    "--shard": (
+        parse_shard,
+        None,
+        "is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 with "
+        '--shard "$SLURM_ARRAY_TASK_ID/8"',
+    ),
+    "--ncu-args": (split_arguments, [], ""),
+    "--timeout": (parse_timeout, 600.0, "is not a number of seconds"),
+}
+
+
+def parse_value(option: str, text: str) -> object:
+    """Return what the text of an option's value means."""
+    parse, _, wrong = VALUES[option]
     try:
-        if option == "--ncu-args":
-            return shlex.split(text)
-        if option == "--batch" and re.fullmatch("[0-9]+", text) and 1 <= int(text) <= 500:
-            return int(text)
-        match = re.fullmatch("([0-9]+)/([0-9]+)", text)
-        if option == "--shard" and match and 1 <= int(match[1]) <= int(match[2]):
-            return int(match[1]), int(match[2])
-        if option == "--timeout" and 0 <= float(text) < FOR_EVER:
-            return float(text)
+        return parse(text)
     except ValueError as error:
-        wrong = wrong or f": {error}"
-    raise argparse.ArgumentTypeError(f"{text!r}{wrong}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} {wrong}" if wrong else f"{text!r}: {error}"
+        ) from None
 
 
 def parse_options(arguments: list[str]) -> Namespace:
@@ -2374,8 +2404,8 @@ def parse_options(arguments: list[str]) -> Namespace:
         add(flag, action="store_true")
     for name, default in (("--model-name", ""), ("--ncu", ""), ("--python", ""), ("--gpus", None)):
         add(name, default=default)
-    for key, value in (("--batch", 0), ("--shard", None), ("--ncu-args", []), ("--timeout", 600.0)):
-        add(key, type=functools.partial(parse_value, key), default=value)
+    for name, (_, value, _) in VALUES.items():
+        add(name, type=functools.partial(parse_value, name), default=value)
     options = parser.parse_args(arguments)
     if options.table_only and options.dry_run:
         raise UsageError("--table-only and --dry-run exclude each other")

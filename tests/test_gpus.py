@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -203,50 +204,45 @@ class WorkersTest(GpuCase):
         self.assertEqual(written[0], written[1])
         self.assertEqual(said[0], said[1])
 
-    def test_kernels_of_another_device(self) -> None:
-        """A kernel that names cuda:N is given its worker's GPU at that index, behind others."""
+    def both_ways(
+        self, devices: Mapping[int, int], inherited: str
+    ) -> Iterator[tuple[list[Path], list[dict[str, Any]]]]:
+        """Five kernels, some of another device, on two GPUs, plainly and in batches; the calls."""
         self.use_torch()
-        kernels = self.kernels(5, torch=True)
-        for number, device in ((1, 1), (3, 3)):
-            kernels[number] = self.kernel(f"{NAME}{number}", torch=True, device=device)
+        kernels = [
+            self.kernel(f"{NAME}{number}", torch=True, device=devices.get(number, 0))
+            for number in range(5)
+        ]
         for options in ((), ("--batch", "2", "--quick")):
             with self.subTest(options):
                 self.log.unlink(missing_ok=True)
                 command = ("--gpus", "0,1", "--force", *options)
-                self.go(kernels, *command, CUDA_VISIBLE_DEVICES="7,6,5,4,3")
+                self.go(kernels, *command, CUDA_VISIBLE_DEVICES=inherited)
                 self.assert_output(kernels)
-                seen = {}
-                for number, kernel in enumerate(kernels):
-                    [call] = [call for call in self.calls() if str(kernel) in call["argv"]]
-                    seen[number] = call["cuda"]
-                self.assertLessEqual({seen[0], seen[2], seen[4]}, {"7", "6"})
-                self.assertIn(seen[1], ("6,7", "7,6"))
-                self.assertIn(seen[3], ("6,5,4,7", "7,5,4,6"))
+                yield kernels, self.calls()
+
+    def test_kernels_of_another_device(self) -> None:
+        """A kernel that names cuda:N is given its worker's GPU at that index, behind others."""
+        for kernels, calls in self.both_ways({1: 1, 3: 3}, "7,6,5,4,3"):
+            seen = []
+            for kernel in kernels:
+                [call] = [call for call in calls if str(kernel) in call["argv"]]
+                seen.append(call["cuda"])
+            self.assertLessEqual({seen[0], seen[2], seen[4]}, {"7", "6"})
+            self.assertIn(seen[1], ("6,7", "7,6"))
+            self.assertIn(seen[3], ("6,5,4,7", "7,5,4,6"))
 
     def test_a_device_that_no_worker_can_give(self) -> None:
         """Such kernels come last, one at a time, and see the devices that we were given."""
-        self.use_torch()
-        kernels = self.kernels(5, torch=True)
-        for number in (0, 3):
-            kernels[number] = self.kernel(f"{NAME}{number}", torch=True, device=2)
-        for options in ((), ("--batch", "2", "--quick")):
-            with self.subTest(options):
-                self.log.unlink(missing_ok=True)
-                command = ("--gpus", "0,1", "--force", *options)
-                self.go(kernels, *command, CUDA_VISIBLE_DEVICES="7,6")
-                self.assert_output(kernels)
-                calls = self.calls()
-                whole = [call for call in calls if call["cuda"] == "7,6"]
-                others = [call for call in calls if call["cuda"] != "7,6"]
-                self.assertEqual({call["cuda"] for call in others} - {"7", "6"}, set())
-                given = {word for call in whole for word in call["argv"]}
-                self.assertEqual(
-                    given & {str(kernel) for kernel in kernels}, {str(kernels[0]), str(kernels[3])}
-                )
-                for one, other in itertools.product(whole, calls):
-                    if one is not other:
-                        apart = one["ended"] <= other["started"] or other["ended"] <= one["started"]
-                        self.assertTrue(apart, "beside another")
+        for kernels, calls in self.both_ways({0: 2, 3: 2}, "7,6"):
+            whole = [call for call in calls if call["cuda"] == "7,6"]
+            self.assertLessEqual({call["cuda"] for call in calls}, {"7", "6", "7,6"})
+            given = {word for call in whole for word in call["argv"]}
+            self.assertEqual(given & set(map(str, kernels)), {str(kernels[0]), str(kernels[3])})
+            for one, other in itertools.product(whole, calls):
+                if one is not other:
+                    apart = one["ended"] <= other["started"] or other["ended"] <= one["started"]
+                    self.assertTrue(apart, "beside another")
 
     def test_batches(self) -> None:
         self.use_torch()

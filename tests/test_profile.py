@@ -631,11 +631,14 @@ class EveryKernelFails(ProfileCase):
 
     def test_unable_after_some_failures(self) -> None:
         """Kernels that failed before ncu was found unable to profile here are not marked."""
-        kernels = self.kernels(2, directives="nothing-profiled")
-        kernels.append(self.kernel(NAME.format(2), directives="fail=permission"))
+        kernels = self.kernels(3, directives="nothing-profiled")
+        kernels.append(self.kernel(NAME.format(3), directives="fail=permission"))
+        for kernel in kernels[2:]:  # those come last
+            error_of(kernel).write_text("")
         self.augment(self.table(kernels), status=2)
-        self.assertEqual(len(self.calls()), 3)
-        self.assertEqual(list(self.cache.rglob("*.err")), [])
+        self.assertEqual(len(self.calls()), 4)
+        marked = sorted(self.cache.rglob("*.err"))
+        self.assertEqual(marked, sorted(map(error_of, kernels[2:])))
 
     def test_nine_of_the_first_ten_fail(self) -> None:
         kernels = [
