@@ -1254,7 +1254,6 @@ def run_child(
     import subprocess
 
     grace = 2.0 if reports is None else 10.0  # ncu prints the results of a batch when it ends
-
     begin = time.monotonic()
     run = Run(show_command(command, environment))
     with unnamed_file() as stdout, unnamed_file() as stderr:
