@@ -57,7 +57,7 @@ import time
 import types
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, length_hint, mul
 
@@ -121,7 +121,7 @@ class Log:
 
     __slots__ = ("bandwidth", "compute_capability", "figures", "tuned")
 
-    figures: str  # the four cells, as they are written
+    figures: str  # the four cells and those of --metric, as they are written
     bandwidth: bool  # False: the GPU has no DRAM counters
     compute_capability: str  # "9.0"; empty where ncu (2022 and older) does not print it
     tuned: bool  # the tuned launch was profiled, not the first one
@@ -401,20 +401,13 @@ def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], objec
 
 # --- ncu's text -----------------------------------------------------------------------------------
 
-# What takes a unit to microseconds. ncu spells units out up to about 2024.2.
-TIME_UNITS = {
-    **{b"nsecond": b"e-3", b"usecond": b"e0", b"msecond": b"e3", b"second": b"e6"},
-    **{b"ns": b"e-3", b"us": b"e0", b"ms": b"e3", b"s": b"e6"},
+# The power of ten that takes a time to nanoseconds. ncu spells units out up to about 2024.2.
+TIMES = {
+    **{b"nsecond": 0, b"usecond": 3, b"msecond": 6, b"second": 9},
+    **{b"ns": 0, b"us": 3, b"ms": 6, b"s": 9},
 }
-# What takes a unit to 1e9 bytes per second; ncu's factors are of 1000.
-PREFIXES = {b"": b"e-9", b"K": b"e-6", b"M": b"e-3", b"G": b"e0", b"T": b"e3"}
-BANDWIDTH_UNITS = {
-    prefix + unit: exponent
-    for prefix, exponent in PREFIXES.items()
-    for unit in (b"byte/second", b"byte/s")
-}
-# --print-units base: whole nanoseconds, bytes per second. Only here can a dot group digits alone.
-BASE_UNITS = frozenset((b"nsecond", b"ns", b"byte/second", b"byte/s"))
+PREFIXES = {b"": 0, b"K": 3, b"M": 6, b"G": 9, b"T": 12}  # of 1000, for bytes too
+SCALED = re.compile(rb"([KMGT]?)([a-z]{2,})(?:/(\S+))?")
 
 DURATION_METRIC = "gpu__time_duration.sum"
 BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
@@ -429,31 +422,56 @@ LAKHS = "(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1
 PLAIN = re.compile(rb"[0-9]+(?:[.,][0-9]{1,2}|[.]([0-9]{3,}))?")
 
 
-def parse_number(text: bytes, base_units: bool) -> bytes | None:
+def parse_number(text: bytes, scaled: bool) -> str | None:
     """Return a number that ncu printed, in whatever locale, as float() reads it.
 
-    ncu prints integers or two decimals. Three digits after a lone dot are a group in base units
-    (16.448 ns under de_DE), else decimals. None: not a number, or not surely one.
+    ncu prints integers or two decimals. Three digits after a lone dot are decimals in a scaled
+    unit, else a group (16.448 ns under de_DE). None: not a number, or not surely one.
     """
     plain = PLAIN.fullmatch(text)
     if plain:
         more = plain[1]
-        if not (more and base_units and len(more) == 3 and text[:2] != b"0."):
-            return text.replace(b",", b".")
+        if not more or scaled or len(more) > 3 or text[:2] == b"0.":
+            return text.replace(b",", b".").decode()
     decoded = text.decode("utf-8", "surrogateescape")
     match = re.fullmatch(GROUPED, decoded) or re.fullmatch(LAKHS, decoded)
     if not match:
         return None
-    return f"{re.sub('[^0-9]', '', match['whole'])}.{match['decimals'] or 0}".encode()
+    whole = re.sub("[^0-9]", "", match["whole"])
+    return f"{whole}.{match['decimals']}" if match["decimals"] else whole
 
 
-def parse_quantity(row: tuple[bytes, bytes], units: dict[bytes, bytes]) -> float | None:
-    """Return a row's value in the unit that `units` leads to, scaled exactly in decimal."""
-    unit, text = row
-    number = parse_number(text, unit in BASE_UNITS)
-    if number is None or unit not in units:
+@functools.lru_cache
+def find_scale(unit: bytes) -> tuple[int, bytes]:
+    """Return the power of ten from a unit to its base unit, and that: ns, byte/s, hz, or as it is.
+
+    `--print-units base` prints base units. Without it ncu scales times, frequencies and bytes.
+    """
+    if unit in TIMES:
+        return TIMES[unit], b"ns"
+    match = SCALED.fullmatch(unit)
+    if not match:
+        return 0, unit
+    prefix, base, per = match.groups()
+    if per in TIMES:
+        power = PREFIXES[prefix] + 9 - TIMES[per]
+        return power, b"hz" if base == b"cycle" else base + b"/s"
+    return PREFIXES[prefix], base + b"/" + per if per else base
+
+
+def parse_quantity(unit: bytes, text: bytes) -> tuple[str, int, bytes] | None:
+    """Return a row's number, the power of ten that takes it to the base unit, and that unit."""
+    power, base = find_scale(unit)
+    number = parse_number(text.rstrip(), scaled=power != 0)
+    return None if number is None else (number, power, base)
+
+
+def parse_figure(row: tuple[bytes, bytes], base: bytes, power: int) -> float | None:
+    """Return a row's value in ten to that power of its base unit, which has to be this one."""
+    quantity = parse_quantity(*row)
+    if quantity is None or quantity[2] != base:
         return None
-    value = float(number + units[unit])
+    value = float(f"{quantity[0]}e{quantity[1] - power}")
     return value if value < FOR_EVER else None
 
 
@@ -519,31 +537,43 @@ def find_results(text: bytes) -> list[Result]:
     return results
 
 
-# A table is complete when the rule that opened it closes it. Three columns: --print-summary
-# prints five. Before 2022.3 there is no header row.
 @functools.cache
-def table_of(section: str) -> re.Pattern[bytes]:
-    """Match a section's table: its rows. The pattern begins with a literal, which is fast."""
+def table_of(section: bytes) -> re.Pattern[bytes]:
+    """Match the complete table of a section, a pattern: the rule that opens it closes it.
+
+    Three columns: --print-summary prints five. Before 2022.3 there is no header row.
+    """
     return re.compile(
-        rb"Section: " + section.encode() + rb"[ \t\r]*"
-        rb"(?P<rule>\n[ \t]*-+ -+ -+)[ \t\r]*"
+        rb"Section: (?P<section>" + section + rb")[ \t\r]*"
+        rb"(?P<rule>\n[ \t]*(?P<names>-+) -+ -+)[ \t\r]*"
         rb"(?:\n[ \t]*Metric Name[^\n]*(?P=rule)[ \t\r]*)?"
         rb"(?P<rows>(?:\n(?![ \t]*(?:-|Section:|Metric Name))[^\n]*)*)"
         rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
     )
 
 
-SPEED_SECTION = "GPU Speed Of Light(?: Throughput)?"
-MEMORY_SECTION = "Memory Workload Analysis"
-METRICS_SECTION = "Command line profiler metrics"
+SPEED_SECTION = b"GPU Speed Of Light(?: Throughput)?"
+MEMORY_SECTION = b"Memory Workload Analysis"
+METRICS_SECTION = b"Command line profiler metrics"
+ANY_SECTION = rb"[^\n]{0,99}\S"
 
 
 @functools.cache
-def row_of(name: str) -> re.Pattern[bytes]:
-    """Match a metric's row: its unit, its value. Columns can be one space apart."""
+def row_of(label: bytes, gap: int) -> re.Pattern[bytes]:
+    """Match a metric's row, as wide as that behind its label: its unit (or nothing), its value."""
     return re.compile(
-        rb"\n[ \t]*" + re.escape(name.encode()) + rb"[ \t]+(\S+)[ \t]+(\S[^\n]*?)[ \t\r]*(?=\n|\Z)"
+        rb"\n[ \t]*%s[ \t]{%d,}(?:([^\s0-9(]\S*)[ \t]+)?(\S[^\n]*)" % (re.escape(label), gap)
     )
+
+
+def find_rows(table: re.Match[bytes], label: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the unit and the value of each row with a label.
+
+    Columns can be a single space apart, but not within the first: there another label goes on.
+    """
+    gap = 1 if len(label) >= len(table["names"]) else 2
+    rows: list[tuple[bytes, bytes]] = row_of(label, gap).findall(table["rows"])
+    return rows
 
 
 def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Failure:
@@ -555,23 +585,79 @@ def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Fa
     speed = table_of(SPEED_SECTION).search(text, result.begin, result.end)
     memory = table_of(MEMORY_SECTION).search(text, result.begin, result.end)
     if speed and memory:
-        durations = row_of("Duration").findall(speed["rows"])
-        bandwidths = row_of("Memory Throughput").findall(memory["rows"])
+        durations = find_rows(speed, b"Duration")
+        bandwidths = find_rows(memory, b"Memory Throughput")
     else:
         metrics = table_of(METRICS_SECTION).search(text, result.begin, result.end)
         if not metrics:
             return Failure("no figures", "ncu's tables are missing or cut short")
-        durations = row_of(DURATION_METRIC).findall(metrics["rows"])
-        rows = row_of(BANDWIDTH_METRIC).findall(metrics["rows"])
+        durations = find_rows(metrics, DURATION_METRIC.encode())
+        rows = find_rows(metrics, BANDWIDTH_METRIC.encode())
         bandwidths = [row for row in rows if b"n/a" not in row[1]]
     if len(durations) != 1 or len(bandwidths) > 1:
         return Failure("no figures", "ncu's tables hold no single Duration and Memory Throughput")
-    duration = parse_quantity(durations[0], TIME_UNITS)
-    bandwidth = parse_quantity(bandwidths[0], BANDWIDTH_UNITS) if bandwidths else None
+    duration = parse_figure(durations[0], b"ns", 3)
+    bandwidth = parse_figure(bandwidths[0], b"byte/s", 9) if bandwidths else None
     if duration is None or (bandwidths and bandwidth is None):
         value = b" ".join(durations[0] if duration is None else bandwidths[0])
         return Failure("no figures", f"ncu printed {printable(value)!r} for one")
     return duration, bandwidth
+
+
+@functools.cache
+def word_of(label: bytes) -> re.Pattern[bytes]:
+    """Match a label, if in a row or not; to search by a pattern is faster than find()."""
+    return re.compile(re.escape(label) + rb"[ \t]")
+
+
+def find_tables(text: bytes, result: Result, label: bytes) -> Iterator[re.Match[bytes]]:
+    """Yield a result's complete tables that hold a label."""
+    passed = result.begin
+    for word in word_of(label).finditer(text, result.begin, result.end):
+        begin = text.rfind(b"Section: ", passed, word.start())
+        table = table_of(ANY_SECTION).match(text, begin, result.end) if begin >= 0 else None
+        passed = max(passed, table.end() if table else word.end())
+        if table:
+            yield table
+
+
+def find_cell(text: bytes, result: Result, name: str) -> str:
+    """Return a metric's value in its base unit, in exact decimals, for a name or a row's label.
+
+    Blank where no row has it, or not all that have it hold the same number. A label can have its
+    section before it: `Memory Workload Analysis/Memory Throughput`.
+    """
+    label = encode(name)
+    section, slash, rest = label.partition(b"/")
+    pattern = table_of(re.escape(section))
+    table = pattern.search(text, result.begin, result.end) if slash else None
+    if table:
+        rows = find_rows(table, rest)
+    else:  # a slash can be in a label, too: L1/TEX Hit Rate
+        tables = find_tables(text, result, label)
+        rows = [row for table in tables for row in find_rows(table, label)]
+    values = {parse_quantity(*row) for row in rows}
+    value = values.pop() if len(values) == 1 else None
+    return shift(*value[:2]) if value else ""
+
+
+def shift(number: str, power: int) -> str:
+    """Return a number times ten to a power, digit by digit."""
+    if not power:
+        return number
+    whole, _, decimals = number.partition(".")
+    moved = decimals[:power].ljust(power, "0")
+    rest = decimals[power:]
+    return (whole + moved).lstrip("0").rjust(1, "0") + (f".{rest}" if rest else "")
+
+
+def list_rows(text: bytes) -> set[tuple[str, str]]:
+    """Return the sections and labels of all rows in a log."""
+    return {
+        (printable(table["section"]), printable(row.strip()[: len(table["names"])]))
+        for table in table_of(ANY_SECTION).finditer(text)
+        for row in table["rows"].strip(b"\n").split(b"\n")
+    }
 
 
 # The lines that this program puts before ncu's text.
@@ -580,8 +666,8 @@ HEADER = re.compile(rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) 
 TRITON_ANNOUNCED = rb'==PROF== Profiling "[^"\n]*triton'
 
 
-def parse_log(text: bytes) -> Log | Failure:
-    """Return what a log says, or why it is not valid.
+def parse_log(text: bytes, metrics: Sequence[str] = ()) -> Log | Failure:
+    """Return what a log says, of these metrics too, or why it is not valid.
 
     Of several results the first whose kernel name contains "triton" counts, else the first.
     """
@@ -605,6 +691,8 @@ def parse_log(text: bytes) -> Log | Failure:
     header = HEADER.match(text)
     tuned = header is not None and header[2] == b"tuned"
     figures = f"{latency!r},{duration!r},{measured}"
+    for name in metrics:
+        figures += f",{find_cell(text, result, name)}"
     return Log(figures, bandwidth is not None, sys.intern(result.compute_capability), tuned)
 
 
@@ -635,13 +723,13 @@ def hash_source(source: bytes) -> bytes:
     return hashlib.sha256(source).hexdigest().encode()
 
 
-def look_up(kernel: Kernel) -> None:
+def look_up(kernel: Kernel, metrics: Sequence[str]) -> None:
     """Find the kernel's log, if it has a valid one that measured the file as it is now.
 
     One look at each file: the log first, the kernel only where the log or the table asks for it.
     """
     text = read_if_there(kernel.log_path)
-    log = parse_log(text) if text else None
+    log = parse_log(text, metrics) if text else None
     kernel.log = log if isinstance(log, Log) else None
     header = HEADER.match(text) if text and kernel.log else None
     source = read_if_there(kernel.path) if header or kernel.claims else None
@@ -656,14 +744,16 @@ WARM_UP = 8  # look-ups before the speed is judged: imports and patterns to comp
 READERS = 32  # threads that read ahead there
 
 
-def look_up_all(kernels: list[Kernel], stop: Stop, tick: Callable[[], None]) -> None:
+def look_up_all(
+    kernels: list[Kernel], metrics: Sequence[str], stop: Stop, tick: Callable[[], None]
+) -> None:
     """Look every kernel up; by several threads at a time where opening a file is slow."""
     rest = iter(kernels)  # shared: taking the next is atomic
 
     def read(patience: float) -> None:
         begin = time.perf_counter()
         for count, kernel in enumerate(rest, 1):
-            look_up(kernel)
+            look_up(kernel, metrics)
             if count == WARM_UP:
                 begin = time.perf_counter()
             if count & 7 == 0:
@@ -786,7 +876,7 @@ class Table:
     output is that text and the figures of the row's kernel.
     """
 
-    def __init__(self, header: list[str], folder: str = "") -> None:
+    def __init__(self, header: list[str], folder: str = "", metrics: Sequence[str] = ()) -> None:
         """Find the columns by name; of two with one name the first counts."""
         required = ("kernel_name", "kernel_path", "kernel_category")
         missing = [column for column in required if column not in header]
@@ -796,7 +886,8 @@ class Table:
             raise UsageError(f"the input has no column {' and no '.join(missing)}{hint}")
         places = {column: at for at, column in reversed(list(enumerate(header)))}
         absent = len(header)  # where an empty cell is put
-        self._passed = [at for at, column in enumerate(header) if column not in FIGURE_COLUMNS]
+        self.figures = [*FIGURE_COLUMNS, *metrics]  # the columns that are written anew
+        self._passed = [at for at, column in enumerate(header) if column not in self.figures]
         self._whole = len(self._passed) == len(header)
         columns = TABLE_COLUMNS if self._whole else COLUMNS
         self._cells = itemgetter(*[places.get(column, absent) for column in columns])
@@ -923,7 +1014,7 @@ def refuse_foreign(line: str) -> None:
             raise UsageError(f"the input is {what}")
 
 
-def read_table(stream: Iterable[str], folder: str) -> Table:
+def read_table(stream: Iterable[str], folder: str, metrics: Sequence[str]) -> Table:
     """Read a table; a header line that comes again (tables are concatenated) is passed over."""
     csv.field_size_limit(sys.maxsize)
     lines = list(stream)
@@ -934,7 +1025,7 @@ def read_table(stream: Iterable[str], folder: str) -> Table:
     _, _, header = next(records, (0, 0, None))
     if not header:
         raise UsageError("the input has no header")
-    table = Table(header, folder)
+    table = Table(header, folder, metrics)
     again = [BYTE_ORDER_MARK + header[0], *header[1:]]
     for begin, end, cells in records:
         if cells in (header, again):
@@ -960,9 +1051,11 @@ def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
     """Write the table, with its figures or without."""
     text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
     try:
-        text.write(join_cells([*table.header, *FIGURE_COLUMNS[: 4 * figures]]) + "\n")
+        columns = table.figures if figures else []
+        text.write(join_cells([*table.header, *columns]) + "\n")
+        blank = "," * len(columns)
         for row, kernel in zip(table.rows, table.row_kernels):
-            known = f",{kernel.log.figures if kernel.log else ',,,'}" if figures else ""
+            known = f",{kernel.log.figures}" if kernel.log and figures else blank
             text.write(f"{row.rstrip(LINE_END)}{known}\n")
         text.flush()
     finally:
@@ -1114,9 +1207,11 @@ def walk_python_files(root: str, warn: Callable[[str], None]) -> list[str]:
     return sorted(files)
 
 
-def read_directory(root: str, model_name: str, reporter: Reporter) -> Table:
+def read_directory(
+    root: str, model_name: str, reporter: Reporter, metrics: Sequence[str] = ()
+) -> Table:
     """Make the table of an Inductor cache, ordered by path."""
-    table = Table([*TABLE_COLUMNS])
+    table = Table([*TABLE_COLUMNS], metrics=metrics)
     counts = dict.fromkeys(NoRow, 0)
     warnings: list[str] = []
     for path in walk_python_files(os.path.abspath(root), warnings.append):
@@ -1353,17 +1448,23 @@ DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
 STDERR = 2  # where the driver reports to when a person pastes its command
 
 
-def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = True) -> list[str]:
+def is_metric(name: str) -> bool:
+    """Tell a metric's own name from a row's label."""
+    return "__" in name
+
+
+def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
     """Return ncu's options: ours, less those that the user's displace, then the user's.
 
     ncu refuses an option given twice, and takes a long one cut short (--print-u). Metrics are
     added to ours.
     """
     long = {short: option for option, short in SHORT_OPTIONS.items()}
-    metrics = [DURATION_METRIC] * quick + [BANDWIDTH_METRIC] * (quick and bandwidth)
+    metrics = [DURATION_METRIC, *([BANDWIDTH_METRIC] if bandwidth else [])] if options.quick else []
+    metrics += filter(is_metric, options.metrics)
     given: list[str] = []
     theirs: list[str] = []
-    words = iter(extra)
+    words = iter(options.ncu_args)
     for word in words:
         name, equals, value = word.partition("=")
         if len(name) > 3 and "--metrics".startswith(name):
@@ -1378,15 +1479,15 @@ def ncu_options(extra: list[str], quick: bool, batch: bool, bandwidth: bool = Tr
     ours = {**NCU_OPTIONS, "--metrics": ",".join(dict.fromkeys(filter(None, metrics)))}
     left_out = {
         "--launch-count": batch,
-        "--set": quick or is_given("--section"),
+        "--set": options.quick or is_given("--section"),
         "--metrics": not ours["--metrics"],
     }
-    options = [
+    pairs = [
         (SHORT_OPTIONS.get(option, option), value)
         for option, value in {**ours, **(NCU_BATCH_OPTIONS if batch else {})}.items()
         if not left_out.get(option) and not is_given(option)
     ]
-    return [*filter(None, itertools.chain(*options)), *theirs]
+    return [*filter(None, itertools.chain(*pairs)), *theirs]
 
 
 # Runs a kernel file as Python would, with one name defined more.
@@ -1400,7 +1501,7 @@ def ncu_command(
     options: Namespace, sources: list[Source], reports: int | None, bandwidth: bool = True
 ) -> list[str]:
     """Return the command that measures one kernel, or a batch that reports to a descriptor."""
-    ours = ncu_options(options.ncu_args, options.quick, reports is not None, bandwidth)
+    ours = ncu_options(options, reports is not None, bandwidth)
     driver = ["-c", RUN_WITH.format(sources[0].bare)] if sources[0].bare else []
     if reports is not None:
         driver = [os.path.abspath(__file__), DRIVER_OPTION, str(reports)]
@@ -1688,6 +1789,7 @@ def read_reports(text: bytes) -> dict[bytes, dict[int, str]]:
 
 # What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
 LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
+METRIC_REMEDY = "correct --metric, or the --metrics in --ncu-args: this GPU or ncu has none such"
 CLOCKS_REMEDY = "add --ncu-args=--clock-control=none"
 FATAL_TEXTS = {
     "ERR_NVGPUCTRPERM": "run as root or with CAP_SYS_ADMIN or CAP_PERFMON (a container: "
@@ -1705,6 +1807,8 @@ FATAL_TEXTS = {
     "Failed to lock GPU clock frequencies": CLOCKS_REMEDY,
     "Cannot lock GPU clock frequencies on MIG": CLOCKS_REMEDY,
     "did not match any section": "correct --ncu-args",
+    "Failed to find metric": METRIC_REMEDY,
+    "Failed to access the following": METRIC_REMEDY,
     "does not exist or is not an executable": "correct --python",
     "The target application is not an executable binary": "correct --python",
 }
@@ -1723,7 +1827,6 @@ METRIC_REFUSED = (
 )
 # Why one kernel failed, the most telling first. What the application said is added.
 KERNEL_TROUBLES = (
-    (rb"(?m)^==ERROR== (Failed to (?:find|access).*metric.*)", "ncu refused a metric"),
     (rb"(?m)^==ERROR== .*(LaunchFailed)", "the launch failed"),
     (
         rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
@@ -1978,7 +2081,7 @@ class Profiler:
             self._held.append(kernel)
             return None
         if not self.options.force:
-            look_up(kernel)
+            look_up(kernel, self.options.metrics)
             if kernel.log:
                 self.reporter.report(kernel, 0.0)
                 return None
@@ -2048,7 +2151,7 @@ class Profiler:
 
     def _asks_in_vain(self, run: Run) -> bool:
         """Tell whether ncu refused the bandwidth metric, and we, not the user, had asked for it."""
-        options = ncu_options(self.options.ncu_args, self.options.quick, False, bandwidth=False)
+        options = ncu_options(self.options, batch=False, bandwidth=False)
         ours = BANDWIDTH_METRIC in run.command and BANDWIDTH_METRIC not in " ".join(options)
         return ours and bool(re.search(METRIC_REFUSED, run.said))
 
@@ -2066,7 +2169,7 @@ class Profiler:
         if self._write(kernel.log_path, text):
             with contextlib.suppress(OSError):
                 os.unlink(kernel.error_path)
-        log = parse_log(text)
+        log = parse_log(text, self.options.metrics)
         assert isinstance(log, Log)
         with self._lock:
             kernel.log, kernel.profiled = log, True
@@ -2165,7 +2268,7 @@ def find_missing(options: Namespace, reporter: Reporter, stop: Stop) -> list[Ker
     options.workers = [None]
     if options.gpus is not None and not options.cached_only:
         options.workers = [*choose_gpus(options.gpus, os.environ, stop)]
-    look_up_all(reporter.kernels, stop, reporter.tick)
+    look_up_all(reporter.kernels, options.metrics, stop, reporter.tick)
     if options.force:  # forgets the logs, not what the sources say
         for kernel in reporter.kernels:
             kernel.log = None
@@ -2221,6 +2324,24 @@ def profile_missing(
 
 # --- The summary ----------------------------------------------------------------------------------
 
+SAMPLE = 20  # logs that are read again for the names in them
+
+
+def suggest(name: str, kernels: list[Kernel]) -> str:
+    """Return words on what logs have that a name could mean; empty where nothing is near."""
+    import difflib
+
+    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), SAMPLE)
+    texts = filter(None, map(read_if_there, paths))
+    rows = sorted(set().union(*map(list_rows, texts)))
+    labels = {label: None for _, label in rows}
+    whole = [f"{section}/{label}" for section, label in rows]
+    near = whole if "/" in name else []
+    near = difflib.get_close_matches(name, near) or difflib.get_close_matches(name, labels)
+    if name in labels:  # it stands in several sections, or is no number
+        near = [f"{section}/{label}" for section, label in rows if label == name]
+    return f"; is {' or '.join(map(repr, near))} meant?" if near else ""
+
 
 def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None:
     """Warn once of what a reader of the figures must know, and tell the summary."""
@@ -2229,6 +2350,7 @@ def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None
     chips = Counter(log.compute_capability for log in logs if log.compute_capability)
     generations = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
     blind = sum(not log.bandwidth for log in logs)
+    lacking = sum("" in log.figures.split(",")[4:] for log in logs)
     misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
     emptied = sum(kernel.had_figures for kernel in kernels if not kernel.log)
     warnings = {
@@ -2236,10 +2358,15 @@ def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None
         f"the logs come from different GPU generations: {generations}": len(chips) > 1,
         f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of small "
         "figures (5.6e-06 is read as 5.6)": misread,
+        f"{lacking} kernels have blank cells of --metric: their logs have no such number "
+        "(--force profiles them again)": lacking,
         f"{counts['no log']} of {len(kernels)} kernels have no log": counts["no log"],
         f"{emptied} rows came with figures and are blank now: no valid log says so": emptied,
     }
     reporter.warn(*(text for text, holds in warnings.items() if holds))
+    for at, name in enumerate(table.figures[4:], 4):
+        if logs and not any(log.figures.split(",")[at] for log in logs):
+            reporter.warn(f"no log has one number for {name!r}{suggest(name, kernels)}")
     failures = Counter(kernel.failure.kind for kernel in kernels if kernel.failure)
     why = ", ".join(f"{count} {kind}" for kind, count in failures.most_common())
     left_out = table.foreach + len(table.torn)
@@ -2275,6 +2402,10 @@ input and output:
                 the table with the four columns added, - for stdout; replaced whole, at the end
   --model-name NAME
                 the model_name of every row that is made from a directory (default: blank)
+  --metric NAME
+                one column more: a metric (sm__throughput.avg.pct_of_peak_sustained_elapsed), or a
+                row that ncu prints (Registers Per Thread, Occupancy/Achieved Occupancy), in base
+                units; may be given several times
   --table-only  write the table that a directory makes, without figures; profile nothing
   -q, --quiet   say only what went wrong
 
@@ -2403,6 +2534,7 @@ def parse_options(arguments: list[str]) -> Namespace:
         add(flag, action="store_true")
     for name, default in (("--model-name", ""), ("--ncu", ""), ("--python", ""), ("--gpus", None)):
         add(name, default=default)
+    add("--metric", dest="metrics", action="append", default=[])
     for name, (_, value, _) in VALUES.items():
         add(name, type=functools.partial(parse_value, name), default=value)
     options = parser.parse_args(arguments)
@@ -2410,18 +2542,34 @@ def parse_options(arguments: list[str]) -> Namespace:
         raise UsageError("--table-only and --dry-run exclude each other")
     if options.force and options.cached_only:
         raise UsageError("--force and --cached-only exclude each other")
+    check_metrics(options.metrics, options.quick)
     return options
+
+
+def check_metrics(names: list[str], quick: bool) -> None:
+    """Raise UsageError for what cannot be a column."""
+    for name in names:
+        wrong = [
+            (names.count(name) > 1, "is given twice"),
+            (name in COLUMNS, "is a column already"),
+            (name != " ".join(name.split()) or not name, "is no name"),
+            (is_metric(name) and re.search("[:, ]", name), "is not one metric"),
+            (quick and not is_metric(name), "is a row of the full set, which --quick leaves out"),
+        ]
+        for holds, what in wrong:
+            if holds:
+                raise UsageError(f"--metric: {name!r} {what}")
 
 
 def load_table(options: Namespace, reporter: Reporter) -> Table:
     """Return the input's rows, and say which were left out."""
     if os.path.isdir(options.input):
-        return read_directory(options.input, options.model_name, reporter)
+        return read_directory(options.input, options.model_name, reporter, options.metrics)
     with open_table(options.input) as stream:
         if options.table_only:
             raise UsageError("--table-only makes a table from a directory: name one with -i")
         try:
-            table = read_table(stream, os.path.dirname(options.input))
+            table = read_table(stream, os.path.dirname(options.input), options.metrics)
         except OSError as error:
             raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
     reporter.warn(*(f"line {n} is torn or names no kernel file; left out" for n in table.torn))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ class RunCase(Case):
         """Kernel files, numbered."""
         return [self.kernel(f"{NAME}{number}", **options) for number in range(count)]
 
+    def metrics(self) -> list[str]:
+        """The value of --metrics of each run of ncu, empty where it had none."""
+        found = []
+        for call in self.calls():
+            words = [word for word in call["argv"] if word.startswith("--metrics")]
+            at = call["argv"].index(words[0]) if words else -1
+            value = words[0].partition("=")[2] if words else ""
+            found.append(value or (call["argv"][at + 1] if words else ""))
+        return found
+
     def go(
         self,
         kernels: Sequence[Path],
@@ -55,13 +65,21 @@ class RunCase(Case):
         *,
         first: Sequence[Path] = (),
         no_bandwidth: bool = False,
+        metrics: Mapping[str, str] | None = None,
     ) -> None:
         """The whole output: header, every row in order, figures blank where the kernel failed.
 
-        Of kernels in `first` the first launch was profiled, not the tuned one.
+        Of kernels in `first` the first launch was profiled, not the tuned one. `metrics` are more
+        columns, the same in each row that has figures.
         """
+        metrics = metrics or {}
         header, *rows = csv.reader(io.StringIO(self.out.read_text(), newline=""))
-        self.assertEqual(header, [*COLUMNS, *FIGURES])
+        self.assertEqual(header, [*COLUMNS, *FIGURES, *metrics])
+        more = [row[len(COLUMNS) + len(FIGURES) :] for row in rows]
+        blank = [""] * len(metrics)
+        cells = [blank if kernel in failed else [*metrics.values()] for kernel in kernels]
+        self.assertEqual(more, cells)
+        rows = [row[: len(COLUMNS) + len(FIGURES)] for row in rows]
         wanted = []
         for kernel in kernels:
             figures = BLANK if kernel in failed else expected_figures(kernel, trial=kernel in first)
