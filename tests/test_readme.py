@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import unittest
+from importlib.util import find_spec
 from pathlib import Path
 
+from tests import sample_tables
 from tests.support import FIGURES, PROGRAM, Case, read_rows
 
 README = (PROGRAM.parent / "README.md").read_text(encoding="utf-8")
@@ -39,6 +43,68 @@ class FirstCommandTest(Case):
         helped = self.run_program("--help").stdout
         for option in re.findall(r"(?m)^ +(?:-\w [A-Z/]+, )?(--[a-z-]+)", helped):
             self.assertIn(f"`{option}", README.replace(", `", " `"), option)
+
+
+@unittest.skipUnless(find_spec("pandas") and find_spec("matplotlib"), "no pandas or matplotlib")
+class RecipeTest(Case):
+    """The README's ways to look at a table, as they stand there."""
+
+    def run_recipes(self, *numbers: int) -> str:
+        """Run blocks of Python, one after the other; what they print."""
+        blocks = [part.split("```")[0] for part in README.split("```python\n")[1:]]
+        self.assertEqual(len(blocks), 3)
+        script = self.write("recipe.py", "".join(blocks[number] for number in numbers))
+        environment = self.merged({"MPLBACKEND": "agg", "MPLCONFIGDIR": str(self.tmp)})
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            cwd=self.tmp, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def setUp(self) -> None:
+        super().setUp()
+        sample_tables.main(str(self.tmp / "before.csv"))
+        sample_tables.main(str(self.tmp / "augmented.csv"), "1.5")
+
+    def test_what_loses_the_most_time(self) -> None:
+        lines = self.run_recipes(0).splitlines()
+        rows = read_rows(self.tmp / "augmented.csv")
+        best = max(float(row["ncu_mem_bw_gbps"]) for row in rows)
+        lost = {
+            row["kernel_name"]: float(row["ncu_duration_us"])
+            - float(row["kernel_args_num_gb"]) / best * 1e6
+            for row in rows
+        }
+        worst = sorted(lost, key=lambda name: -lost[name])[:20]
+        names = [name for line in lines for name in re.findall(r"triton_\w+", line)]
+        self.assertEqual(sorted(names), sorted(worst))
+        for category in ("persistent_reduction", "pointwise", "reduction"):
+            inside = [name for name in names if name.split("_")[1] == category[:3]]
+            self.assertEqual(inside, [name for name in worst if name in inside], "worst first")
+            total = sum(
+                lost[row["kernel_name"]] for row in rows if row["kernel_category"] == category
+            )
+            (summed,) = [line.split()[2] for line in lines if re.match(rf"{category} +[0-9]", line)]
+            self.assertAlmostEqual(float(summed), total, 3)
+
+    def test_a_table_with_blank_cells(self) -> None:
+        rows = read_rows(self.tmp / "augmented.csv")
+        rows[0].update(dict.fromkeys(FIGURES, ""))
+        self.table(rows, "augmented.csv", columns=[*rows[0]])
+        self.run_recipes(0)
+        self.run_recipes(1, 2)
+
+    def test_pictures(self) -> None:
+        ratios = self.run_recipes(1, 2)
+        self.assertEqual(len(ratios.splitlines()), 121)
+        for name in ("bandwidth.png", "before_after.png"):
+            self.assertEqual((self.tmp / name).read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+
+    def test_the_picture_that_is_shown(self) -> None:
+        shown = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", README)
+        self.assertEqual(shown, ["tests/example/bandwidth.png"])
+        self.assertTrue((PROGRAM.parent / shown[0]).is_file())
 
 
 class MistakeTest(Case):
