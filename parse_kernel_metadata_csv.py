@@ -59,7 +59,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter, length_hint, mul
+from operator import itemgetter, mul
 
 # Modules that only profiling needs (subprocess, hashlib and their like) are imported where they
 # are used, and typing by type checkers alone: filling a table from the cache starts faster.
@@ -401,13 +401,20 @@ def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], objec
 
 # --- ncu's text -----------------------------------------------------------------------------------
 
-# The power of ten that takes a time to nanoseconds. ncu spells units out up to about 2024.2.
-TIMES = {
-    **{b"nsecond": 0, b"usecond": 3, b"msecond": 6, b"second": 9},
-    **{b"ns": 0, b"us": 3, b"ms": 6, b"s": 9},
+# The power of ten that takes a unit to its base unit, and that. ncu prints base units when asked
+# (--print-units base), else what fits; its factors are of 1000. Any other unit is as it is.
+SECONDS = {b"n": 0, b"u": 3, b"m": 6, b"": 9}
+PREFIXES = {b"": 0, b"K": 3, b"M": 6, b"G": 9, b"T": 12}
+UNITS = {
+    **{prefix + b"s": (power, b"ns") for prefix, power in SECONDS.items()},
+    **{b"cycle/" + prefix + b"s": (9 - power, b"hz") for prefix, power in SECONDS.items()},
+    **{prefix + b"hz": (power, b"hz") for prefix, power in PREFIXES.items()},
+    **{
+        prefix + b"byte" + per: (power, b"byte" + per)
+        for prefix, power in PREFIXES.items()
+        for per in (b"", b"/s", b"/block")
+    },
 }
-PREFIXES = {b"": 0, b"K": 3, b"M": 6, b"G": 9, b"T": 12}  # of 1000, for bytes too
-SCALED = re.compile(rb"([KMGT]?)([a-z]{2,})(?:/(\S+))?")
 
 DURATION_METRIC = "gpu__time_duration.sum"
 BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
@@ -416,9 +423,9 @@ BANDWIDTH_METRIC = "dram__bytes.sum.per_second"
 # of three spaces; ch 1'234.50) or in lakhs (en_IN 12,34,567.89). \udca0: a Latin-1 no-break space.
 GROUPED = (
     "(?P<whole>[1-9][0-9]{0,2}(?P<group>[., '’\u00a0\u2009\u202f\udca0])[0-9]{3}"
-    "(?:(?P=group)[0-9]{3})*)(?:(?!(?P=group))[.,](?P<decimals>[0-9]{1,2}))?"
+    "(?:(?P=group)[0-9]{3})*|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})"
+    "(?:(?(group)(?!(?P=group))[.,]|[.])(?P<decimals>[0-9]{1,2}))?"
 )
-LAKHS = "(?P<whole>[1-9][0-9]?(?:,[0-9]{2})*,[0-9]{3})(?:[.](?P<decimals>[0-9]{1,2}))?"
 PLAIN = re.compile(rb"[0-9]+(?:[.,][0-9]{1,2}|[.]([0-9]{3,}))?")
 
 
@@ -433,35 +440,17 @@ def parse_number(text: bytes, scaled: bool) -> str | None:
         more = plain[1]
         if not more or scaled or len(more) > 3 or text[:2] == b"0.":
             return text.replace(b",", b".").decode()
-    decoded = text.decode("utf-8", "surrogateescape")
-    match = re.fullmatch(GROUPED, decoded) or re.fullmatch(LAKHS, decoded)
+    match = re.fullmatch(GROUPED, text.decode("utf-8", "surrogateescape"))
     if not match:
         return None
     whole = re.sub("[^0-9]", "", match["whole"])
     return f"{whole}.{match['decimals']}" if match["decimals"] else whole
 
 
-@functools.lru_cache
-def find_scale(unit: bytes) -> tuple[int, bytes]:
-    """Return the power of ten from a unit to its base unit, and that: ns, byte/s, hz, or as it is.
-
-    `--print-units base` prints base units. Without it ncu scales times, frequencies and bytes.
-    """
-    if unit in TIMES:
-        return TIMES[unit], b"ns"
-    match = SCALED.fullmatch(unit)
-    if not match:
-        return 0, unit
-    prefix, base, per = match.groups()
-    if per in TIMES:
-        power = PREFIXES[prefix] + 9 - TIMES[per]
-        return power, b"hz" if base == b"cycle" else base + b"/s"
-    return PREFIXES[prefix], base + b"/" + per if per else base
-
-
 def parse_quantity(unit: bytes, text: bytes) -> tuple[str, int, bytes] | None:
     """Return a row's number, the power of ten that takes it to the base unit, and that unit."""
-    power, base = find_scale(unit)
+    # Seconds are spelled out up to about 2024.2
+    power, base = UNITS.get(unit.replace(b"second", b"s"), (0, unit))
     number = parse_number(text.rstrip(), scaled=power != 0)
     return None if number is None else (number, power, base)
 
@@ -475,27 +464,18 @@ def parse_figure(row: tuple[bytes, bytes], base: bytes, power: int) -> float | N
     return value if value < FOR_EVER else None
 
 
-LINE_LIMIT = 1000
-BENCHMARK_LINE = re.compile(
-    # ncu's progress line can end in the middle, and the benchmark's then goes on in it
-    rb"(?:(?!==STDERR== ).*[0-9]%)?([0-9]+(?:\.[0-9]+)?)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s[ \t\r]*"
-)
+BENCHMARK_LINE = re.compile(rb"(?m)ms[ \t]+[0-9.]+GB[ \t]*[0-9.]+GB/s(?=[ \t\r]*$)")
+# ncu's progress line can end in the middle, and the benchmark's then goes on in it
+MILLISECONDS = re.compile(rb"(?:(?!==STDERR== ).*[0-9]%)?([0-9]+(?:\.[0-9]+)?)")
 
 
 def find_benchmark_line(text: bytes) -> tuple[bytes, bytes] | None:
     """Return the first benchmark line, `0.027ms    0.004GB    147.69GB/s`, and its milliseconds."""
-    at = text.find(b"GB/s")
-    while at >= 0:
-        # Bounded, for a progress bar can print a long line with many of them
-        begin = text.rfind(b"\n", max(at - LINE_LIMIT, 0), at) + 1
-        end = text.find(b"\n", at, at + LINE_LIMIT)
-        if end < 0:
-            end = min(len(text), at + LINE_LIMIT)
-        if begin or at < LINE_LIMIT:
-            match = BENCHMARK_LINE.fullmatch(text, begin, end)
-            if match:
-                return text[match.start(1) : end].rstrip(), match[1]
-        at = text.find(b"GB/s", at + 4)
+    for line in BENCHMARK_LINE.finditer(text):
+        begin = text.rfind(b"\n", 0, line.start()) + 1
+        match = MILLISECONDS.fullmatch(text, begin, line.start())
+        if match:
+            return match[1] + line[0], match[1]
     return None
 
 
@@ -740,7 +720,7 @@ def look_up(kernel: Kernel, metrics: Sequence[str]) -> None:
 
 
 SLOW_OPEN = 0.001  # seconds a look-up; slower is a network file system
-WARM_UP = 8  # look-ups before the speed is judged: imports and patterns to compile
+SAMPLE = 64  # look-ups that tell
 READERS = 32  # threads that read ahead there
 
 
@@ -748,27 +728,24 @@ def look_up_all(
     kernels: list[Kernel], metrics: Sequence[str], stop: Stop, tick: Callable[[], None]
 ) -> None:
     """Look every kernel up; by several threads at a time where opening a file is slow."""
-    rest = iter(kernels)  # shared: taking the next is atomic
 
-    def read(patience: float) -> None:
-        begin = time.perf_counter()
-        for count, kernel in enumerate(rest, 1):
+    def read(some: Iterable[Kernel]) -> None:
+        for kernel in some:
+            if stop.requested:
+                return
             look_up(kernel, metrics)
-            if count == WARM_UP:
-                begin = time.perf_counter()
-            if count & 7 == 0:
-                tick()
-                slow = time.perf_counter() - begin > patience * (count - WARM_UP)
-                if stop.requested or (slow and count > WARM_UP):
-                    return
+            tick()
 
-    read(SLOW_OPEN)
-    readers = [threading.Thread(target=read, args=(FOR_EVER,)) for _ in range(READERS)]
-    if length_hint(rest) and not stop.requested:
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
+    begin = time.perf_counter()
+    read(kernels[:SAMPLE])
+    slow = time.perf_counter() - begin > SAMPLE * SLOW_OPEN
+    rest = iter(kernels[SAMPLE:])  # shared: taking the next is atomic
+    readers = [threading.Thread(target=read, args=(rest,)) for _ in range(READERS if slow else 0)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    read(rest)
 
 
 @dataclass(eq=False, repr=False)
@@ -1065,14 +1042,11 @@ def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
 # --- An Inductor cache directory as input ---------------------------------------------------------
 
 
-class NoRow(enum.Enum):
-    """Why a Python file of an Inductor cache gives no row; the value is for people."""
-
-    OTHER = "without a kernel of the table"  # modules that quote kernels, candidates, user kernels
-    FOREACH = "foreach kernel"
-    NO_HARNESS = "kernel without one: TORCHINDUCTOR_BENCHMARK_KERNEL=1 was not set"
-    DAMAGED = "cut short or damaged"
-
+# Why a Python file of an Inductor cache gives no row
+OTHER = "without a kernel of the table"  # modules that quote kernels, candidates, user kernels
+FOREACH = "foreach kernel"
+NO_HARNESS = "kernel without one: TORCHINDUCTOR_BENCHMARK_KERNEL=1 was not set"
+DAMAGED = "cut short or damaged"
 
 # A kernel file is imports, a decorator that says what the kernel is, the function, the harness.
 HARNESS_IMPORT = "\nfrom torch._dynamo.testing import rand_strided"
@@ -1097,14 +1071,14 @@ NUMEL = re.compile(r"\n +(\w+numel) = ([0-9]{1,19})$", re.MULTILINE)  # none of 
 NOT_OF_BODY = re.compile(r"\s*$| {0,3}#")
 
 
-def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | NoRow:
+def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | str:
     """The row of torch's kernel_metadata table for a kernel's source, or why there is none.
 
     By the definitions of torch/_inductor/metrics.py (the same in torch 2.3 to 2.15), without
     running the file. Never raises.
     """
     if b"AsyncCompile" in source:
-        return NoRow.OTHER  # the module of a graph, which quotes its kernels
+        return OTHER  # the module of a graph, which quotes its kernels
     text = source.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     head, _, kernel = text.partition(DECORATOR)
     decorator, _, rest = kernel.partition(DEF)
@@ -1116,15 +1090,15 @@ def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | NoRow:
     is_quoted = head.count("'''") % 2 or head.count('"""') % 2
     is_candidate = name and name[1].startswith("Placeholder.")  # torch only benchmarked it
     if is_quoted or is_candidate or category == "user_autotune" or not (kernel or has_harness):
-        return NoRow.OTHER
+        return OTHER
     if not name or not rest or DECORATOR.strip() in kernel or "\0" in text or "\ufffd" in text:
-        return NoRow.DAMAGED
+        return DAMAGED
     if category == "foreach":
-        return NoRow.FOREACH
+        return FOREACH
     if not main and not has_harness:
-        return NoRow.NO_HARNESS
+        return NO_HARNESS
     if not end or not end[1] or not ARGUMENTS.match(function) or HARNESS_END not in main:
-        return NoRow.DAMAGED
+        return DAMAGED
     return {
         "model_name": "",
         "kernel_name": name[1],
@@ -1194,8 +1168,7 @@ def walk_python_files(root: str, warn: Callable[[str], None]) -> list[str]:
         warn(f"{error.filename}: passed over, {error.strerror}")
 
     while links:
-        link = min(links, key=lambda path: (os.path.realpath(path).count(os.sep), path))
-        links.remove(link)
+        link = links.pop()
         target = os.path.join(os.path.realpath(link), "")
         if any(target.startswith(other) or other.startswith(target) for other in entered):
             warn(f"{link}: passed over, it links to {target}, in or around what is read anyway")
@@ -1204,6 +1177,7 @@ def walk_python_files(root: str, warn: Callable[[str], None]) -> list[str]:
         for folder, folders, names in os.walk(link, onerror=say):
             files += [os.path.join(folder, name) for name in names if name.endswith(".py")]
             links += filter(os.path.islink, (os.path.join(folder, name) for name in folders))
+        links.sort(key=lambda path: (-os.path.realpath(path).count(os.sep), path))
     return sorted(files)
 
 
@@ -1212,17 +1186,17 @@ def read_directory(
 ) -> Table:
     """Make the table of an Inductor cache, ordered by path."""
     table = Table([*TABLE_COLUMNS], metrics=metrics)
-    counts = dict.fromkeys(NoRow, 0)
+    counts: Counter[str] = Counter()
     warnings: list[str] = []
     for path in walk_python_files(os.path.abspath(root), warnings.append):
         try:
             row = parse_kernel_file(read_bytes(path), path)
         except OSError as error:
-            row = NoRow.OTHER
+            row = OTHER
             warnings.append(f"{path}: passed over, {error.strerror}")
-        if row is NoRow.DAMAGED:
-            warnings.append(f"{path}: passed over, it is {row.value} (still being written?)")
-        if isinstance(row, NoRow):
+        if row is DAMAGED:
+            warnings.append(f"{path}: passed over, it is {row} (still being written?)")
+        if isinstance(row, str):
             counts[row] += 1
         else:
             row["model_name"] = model_name
@@ -1230,21 +1204,16 @@ def read_directory(
             table.add(cells, join_cells(cells))
         reporter.tick(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
     reporter.warn(*warnings)
-    table.foreach = counts[NoRow.FOREACH]
+    table.foreach = counts[FOREACH]
     if not table.rows:
-        raise UsageError(nothing_found(root, counts))
-    if counts[NoRow.NO_HARNESS]:
-        reporter.warn(f"{counts[NoRow.NO_HARNESS]} kernels are left out: no benchmark harness")
+        seen = ", ".join(f"{count} x {what}" for what, count in counts.items())
+        raise UsageError(
+            f"{root}: no kernel found; looked for .py files with @triton_heuristics. at the start"
+            f" of a line and a benchmark harness ({seen or 'there are no .py files'})"
+        )
+    if counts[NO_HARNESS]:
+        reporter.warn(f"{counts[NO_HARNESS]} kernels are left out: no benchmark harness")
     return table
-
-
-def nothing_found(root: str, counts: dict[NoRow, int]) -> str:
-    """What to say when a folder gave no row: what was looked for, and what there was."""
-    seen = ", ".join(f"{count} x {what.value}" for what, count in counts.items() if count)
-    return (
-        f"{root}: no kernel found; looked for .py files with @triton_heuristics. at the start"
-        f" of a line and a benchmark harness ({seen or 'there are no .py files'})"
-    )
 
 
 # --- One child process ----------------------------------------------------------------------------
@@ -2022,7 +1991,6 @@ class Profiler:
         self._bandwidth = True  # ncu knows the metric here, as far as we know
         self._unstored = False  # a log could not be written
         self._lock = threading.RLock()
-        self._trial: list[Kernel] = []  # the first that are started and never failed before
         self._proven = False  # a kernel was measured: the set-up is none of the others' trouble
         self._doubtful: list[tuple[str, bytes]] = []  # what failed kernels said until then
         self._held: list[Kernel] = []  # by other runs
@@ -2092,9 +2060,6 @@ class Profiler:
         if gpu is not None and devices_for(gpu, source.device, self.options.workers) is None:
             self._elsewhere.append(kernel)
             return None
-        with self._lock:
-            if len(self._trial) < TRIAL_KERNELS and not kernel.failed_before:
-                self._trial.append(kernel)
         return source
 
     def _run(self, job: Job) -> list[Job]:
@@ -2189,13 +2154,12 @@ class Profiler:
         with self._lock:
             kernel.failure = failure
             self.reporter.report(kernel, seconds)
-            doubtful = not (self._proven or kernel.failed_before)
-            if doubtful and text:
+            doubtful = bool(text) and not (self._proven or kernel.failed_before)
+            if doubtful:
                 self._doubtful.append((kernel.error_path, text))
-            if len(self._trial) == TRIAL_KERNELS and all(k.failure for k in self._trial):
-                kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
-                said = "" if self.fatal else keep_aside(text)
-                self.end(Failure(kind, f"{failure}{said}", SET_UP_REMEDY))
+                if len(self._doubtful) == TRIAL_KERNELS:
+                    kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
+                    self.end(Failure(kind, f"{failure}{keep_aside(text)}", SET_UP_REMEDY))
         if text and not doubtful:
             self._write(kernel.error_path, text)
 
@@ -2324,14 +2288,14 @@ def profile_missing(
 
 # --- The summary ----------------------------------------------------------------------------------
 
-SAMPLE = 20  # logs that are read again for the names in them
+NAMING_LOGS = 20  # that are read again for the names in them
 
 
 def suggest(name: str, kernels: list[Kernel]) -> str:
     """Return words on what logs have that a name could mean; empty where nothing is near."""
     import difflib
 
-    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), SAMPLE)
+    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), NAMING_LOGS)
     texts = filter(None, map(read_if_there, paths))
     rows = sorted(set().union(*map(list_rows, texts)))
     labels = {label: None for _, label in rows}
@@ -2468,7 +2432,7 @@ class Parser(argparse.ArgumentParser):
 def parse_batch(text: str) -> int:
     """Return a batch's size; all its paths must fit on one command line."""
     if not re.fullmatch("[0-9]+", text) or not 1 <= int(text) <= 500:
-        raise ValueError
+        raise UsageError(f"--batch: {text!r} is not a number from 1 to 500")
     return int(text)
 
 
@@ -2476,48 +2440,29 @@ def parse_shard(text: str) -> tuple[int, int]:
     """Return I and N of "I/N"."""
     match = re.fullmatch("([0-9]+)/([0-9]+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError
+        raise UsageError(
+            f"--shard: {text!r} is not I/N with I from 1 to N: shards are 1-based, as in "
+            '--array=1-8 with --shard "$SLURM_ARRAY_TASK_ID/8"'
+        )
     return int(match[1]), int(match[2])
 
 
 def parse_timeout(text: str) -> float:
     """Return seconds."""
-    if not 0 <= float(text) < FOR_EVER:
-        raise ValueError
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < FOR_EVER:
+            return float(text)
+    raise UsageError(f"--timeout: {text!r} is not a number of seconds")
 
 
 def split_arguments(text: str) -> list[str]:
     """Return words as a shell splits them."""
     import shlex
 
-    return shlex.split(text)
-
-
-# How an option's value is read, its default, and what is said of one that is wrong where the error
-# itself does not.
-VALUES: dict[str, tuple[Callable[[str], object], object, str]] = {
-    "--batch": (parse_batch, 0, "is not a number from 1 to 500"),
-    "--shard": (
-        parse_shard,
-        None,
-        "is not I/N with I from 1 to N: shards are 1-based, as in --array=1-8 with "
-        '--shard "$SLURM_ARRAY_TASK_ID/8"',
-    ),
-    "--ncu-args": (split_arguments, [], ""),
-    "--timeout": (parse_timeout, 600.0, "is not a number of seconds"),
-}
-
-
-def parse_value(option: str, text: str) -> object:
-    """Return what the text of an option's value means."""
-    parse, _, wrong = VALUES[option]
     try:
-        return parse(text)
+        return shlex.split(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} {wrong}" if wrong else f"{text!r}: {error}"
-        ) from None
+        raise UsageError(f"--ncu-args: {text!r}: {error}") from None
 
 
 def parse_options(arguments: list[str]) -> Namespace:
@@ -2535,8 +2480,10 @@ def parse_options(arguments: list[str]) -> Namespace:
     for name, default in (("--model-name", ""), ("--ncu", ""), ("--python", ""), ("--gpus", None)):
         add(name, default=default)
     add("--metric", dest="metrics", action="append", default=[])
-    for name, (_, value, _) in VALUES.items():
-        add(name, type=functools.partial(parse_value, name), default=value)
+    add("--batch", type=parse_batch, default=0)
+    add("--shard", type=parse_shard)
+    add("--ncu-args", type=split_arguments, default=[])
+    add("--timeout", type=parse_timeout, default=600.0)
     options = parser.parse_args(arguments)
     if options.table_only and options.dry_run:
         raise UsageError("--table-only and --dry-run exclude each other")
