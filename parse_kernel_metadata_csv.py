@@ -404,7 +404,7 @@ def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], objec
 # The power of ten that takes a unit to its base unit, and that. ncu prints base units when asked
 # (--print-units base), else what fits; its factors are of 1000. Any other unit is as it is.
 SECONDS = {b"n": 0, b"u": 3, b"m": 6, b"": 9}
-PREFIXES = {b"": 0, b"K": 3, b"M": 6, b"G": 9, b"T": 12}
+PREFIXES = {b"": 0, b"K": 3, b"M": 6, b"G": 9, b"T": 12, b"P": 15}
 UNITS = {
     **{prefix + b"s": (power, b"ns") for prefix, power in SECONDS.items()},
     **{b"cycle/" + prefix + b"s": (9 - power, b"hz") for prefix, power in SECONDS.items()},
@@ -450,8 +450,8 @@ def parse_number(text: bytes, scaled: bool) -> str | None:
 def parse_quantity(unit: bytes, text: bytes) -> tuple[str, int, bytes] | None:
     """Return a row's number, the power of ten that takes it to the base unit, and that unit."""
     # Seconds are spelled out up to about 2024.2
-    power, base = UNITS.get(unit.replace(b"second", b"s"), (0, unit))
-    number = parse_number(text.rstrip(), scaled=power != 0)
+    power, base = UNITS.get(unit.strip().replace(b"second", b"s"), (0, unit))
+    number = parse_number(text.strip(), scaled=power != 0)
     return None if number is None else (number, power, base)
 
 
@@ -525,7 +525,7 @@ def table_of(section: bytes) -> re.Pattern[bytes]:
     """
     return re.compile(
         rb"Section: (?P<section>" + section + rb")[ \t\r]*"
-        rb"(?P<rule>\n[ \t]*(?P<names>-+) -+ -+)[ \t\r]*"
+        rb"(?P<rule>\n[ \t]*(?P<names>-+) (?P<units>-+) -+)[ \t\r]*"
         rb"(?:\n[ \t]*Metric Name[^\n]*(?P=rule)[ \t\r]*)?"
         rb"(?P<rows>(?:\n(?![ \t]*(?:-|Section:|Metric Name))[^\n]*)*)"
         rb"(?P=rule)[ \t\r]*(?:\n|\Z)"
@@ -539,21 +539,9 @@ ANY_SECTION = rb"[^\n]{0,99}\S"
 
 
 @functools.cache
-def row_of(label: bytes, gap: int) -> re.Pattern[bytes]:
-    """Match a metric's row, as wide as that behind its label: its unit (or nothing), its value."""
-    return re.compile(
-        rb"\n[ \t]*%s[ \t]{%d,}(?:([^\s0-9(]\S*)[ \t]+)?(\S[^\n]*)" % (re.escape(label), gap)
-    )
-
-
-def find_rows(table: re.Match[bytes], label: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the unit and the value of each row with a label.
-
-    Columns can be a single space apart, but not within the first: there another label goes on.
-    """
-    gap = 1 if len(label) >= len(table["names"]) else 2
-    rows: list[tuple[bytes, bytes]] = row_of(label, gap).findall(table["rows"])
-    return rows
+def row_of(label: str) -> re.Pattern[bytes]:
+    """Match a metric's row: its unit, its value. Columns can be one space apart."""
+    return re.compile(rb"\n[ \t]*" + re.escape(encode(label)) + rb"[ \t]+(\S+)[ \t]+(\S[^\n]*)")
 
 
 def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Failure:
@@ -565,23 +553,30 @@ def parse_result(text: bytes, result: Result) -> tuple[float, float | None] | Fa
     speed = table_of(SPEED_SECTION).search(text, result.begin, result.end)
     memory = table_of(MEMORY_SECTION).search(text, result.begin, result.end)
     if speed and memory:
-        durations = find_rows(speed, b"Duration")
-        bandwidths = find_rows(memory, b"Memory Throughput")
+        durations = row_of("Duration").findall(speed["rows"])
+        bandwidths = row_of("Memory Throughput").findall(memory["rows"])
     else:
         metrics = table_of(METRICS_SECTION).search(text, result.begin, result.end)
         if not metrics:
             return Failure("no figures", "ncu's tables are missing or cut short")
-        durations = find_rows(metrics, DURATION_METRIC.encode())
-        rows = find_rows(metrics, BANDWIDTH_METRIC.encode())
+        durations = row_of(DURATION_METRIC).findall(metrics["rows"])
+        rows = row_of(BANDWIDTH_METRIC).findall(metrics["rows"])
         bandwidths = [row for row in rows if b"n/a" not in row[1]]
     if len(durations) != 1 or len(bandwidths) > 1:
         return Failure("no figures", "ncu's tables hold no single Duration and Memory Throughput")
     duration = parse_figure(durations[0], b"ns", 3)
     bandwidth = parse_figure(bandwidths[0], b"byte/s", 9) if bandwidths else None
     if duration is None or (bandwidths and bandwidth is None):
-        value = b" ".join(durations[0] if duration is None else bandwidths[0])
-        return Failure("no figures", f"ncu printed {printable(value)!r} for one")
+        name, row = (
+            ("Duration", durations[0]) if duration is None else ("Memory Throughput", bandwidths[0])
+        )
+        return Failure("no figures", f"ncu printed {printable(b' '.join(row))!r} for {name}")
     return duration, bandwidth
+
+
+def is_metric(name: str) -> bool:
+    """Tell a metric's own name from a row's label."""
+    return "__" in name
 
 
 @functools.cache
@@ -601,6 +596,27 @@ def find_tables(text: bytes, result: Result, label: bytes) -> Iterator[re.Match[
             yield table
 
 
+@functools.lru_cache(1000)
+def aligned_row_of(label: bytes, names: int, units: int) -> re.Pattern[bytes]:
+    """Match any row with a label: the cell of its unit and its value, in columns of these widths.
+
+    Nothing for either where they are not in their columns: a value can be words. Columns are one
+    space apart; behind a single space within the first, another label goes on.
+    """
+    padding = max(names - len(label), 0)
+    return re.compile(
+        rb"\n[ \t]*%s(?=[ \t]{%d})(?: {%d}([^\n]{%d}) ([^\n]+)|[^\n]*)"
+        % (re.escape(label), 2 if padding else 1, padding + 1, units)
+    )
+
+
+def find_rows(table: re.Match[bytes], label: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the cells of unit and value of each row with a label."""
+    pattern = aligned_row_of(label, len(table["names"]), len(table["units"]))
+    rows: list[tuple[bytes, bytes]] = pattern.findall(table["rows"])
+    return rows
+
+
 def find_cell(text: bytes, result: Result, name: str) -> str:
     """Return a metric's value in its base unit, in exact decimals, for a name or a row's label.
 
@@ -608,14 +624,16 @@ def find_cell(text: bytes, result: Result, name: str) -> str:
     section before it: `Memory Workload Analysis/Memory Throughput`.
     """
     label = encode(name)
-    section, slash, rest = label.partition(b"/")
-    pattern = table_of(re.escape(section))
-    table = pattern.search(text, result.begin, result.end) if slash else None
-    if table:
-        rows = find_rows(table, rest)
+    section, _, rest = label.partition(b"/")
+    tables: list[re.Match[bytes]] = []
+    if rest:
+        pattern = table_of(re.escape(section))
+        tables = [*pattern.finditer(text, result.begin, result.end)]
+    if tables:
+        label = rest
     else:  # a slash can be in a label, too: L1/TEX Hit Rate
-        tables = find_tables(text, result, label)
-        rows = [row for table in tables for row in find_rows(table, label)]
+        tables = [*find_tables(text, result, label)]
+    rows = (row for table in tables for row in find_rows(table, label))
     values = {parse_quantity(*row) for row in rows}
     value = values.pop() if len(values) == 1 else None
     return shift(*value[:2]) if value else ""
@@ -631,13 +649,15 @@ def shift(number: str, power: int) -> str:
     return (whole + moved).lstrip("0").rjust(1, "0") + (f".{rest}" if rest else "")
 
 
-def list_rows(text: bytes) -> set[tuple[str, str]]:
-    """Return the sections and labels of all rows in a log."""
-    return {
-        (printable(table["section"]), printable(row.strip()[: len(table["names"])]))
-        for table in table_of(ANY_SECTION).finditer(text)
-        for row in table["rows"].strip(b"\n").split(b"\n")
-    }
+def list_names(text: bytes) -> set[str]:
+    """Return what --metric can name in a log: metrics, labels, and these behind their sections."""
+    names: set[str] = set()
+    for table in table_of(ANY_SECTION).finditer(text):
+        section = printable(table["section"])
+        for row in table["rows"].strip(b"\n").split(b"\n"):
+            label = printable(row.strip()[: len(table["names"])], limit=100)
+            names |= {label} if is_metric(label) else {label, f"{section}/{label}"}
+    return names
 
 
 # The lines that this program puts before ncu's text.
@@ -1399,8 +1419,8 @@ def ask(option: str, command: list[str], stop: Stop) -> list[str]:
 # ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
 # because `all` waits for every descendant, daemons too, and injects into compilers.
 NCU_OPTIONS = {
-    "--kernel-name": "regex:triton",
-    "--launch-count": "1",
+    "-k": "regex:triton",
+    "-c": "1",
     "--set": "full",
     "--print-units": "base",
     "--target-processes": "application-only",
@@ -1411,15 +1431,10 @@ NCU_BATCH_OPTIONS = {
     "--nvtx": "",
     "--print-nvtx-rename": "kernel",
 }
-SHORT_OPTIONS = {"--kernel-name": "-k", "--launch-count": "-c"}
+LONG_OPTIONS = {"-k": "--kernel-name", "-c": "--launch-count"}
 
 DRIVER_OPTION = "--drive-batch"  # hidden: ncu runs this program with it
 STDERR = 2  # where the driver reports to when a person pastes its command
-
-
-def is_metric(name: str) -> bool:
-    """Tell a metric's own name from a row's label."""
-    return "__" in name
 
 
 def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
@@ -1428,7 +1443,6 @@ def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
     ncu refuses an option given twice, and takes a long one cut short (--print-u). Metrics are
     added to ours.
     """
-    long = {short: option for option, short in SHORT_OPTIONS.items()}
     metrics = [DURATION_METRIC, *([BANDWIDTH_METRIC] if bandwidth else [])] if options.quick else []
     metrics += filter(is_metric, options.metrics)
     given: list[str] = []
@@ -1439,23 +1453,24 @@ def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
         if len(name) > 3 and "--metrics".startswith(name):
             metrics += (value if equals else next(words, "")).split(",")
         else:
-            given += [long.get(word[:2], name)] if word[:1] == "-" else []
+            given.append(LONG_OPTIONS.get(word[:2], name))
             theirs.append(word)
 
     def is_given(option: str) -> bool:
         return any(len(word) > 2 and option.startswith(word) for word in given)
 
-    ours = {**NCU_OPTIONS, "--metrics": ",".join(dict.fromkeys(filter(None, metrics)))}
+    metrics = [*dict.fromkeys(filter(None, metrics))]
+    ours = {**NCU_OPTIONS, **(NCU_BATCH_OPTIONS if batch else {}), "--metrics": ",".join(metrics)}
     left_out = {
-        "--launch-count": batch,
+        "-c": batch,
         "--set": options.quick or is_given("--section"),
-        "--metrics": not ours["--metrics"],
+        "--metrics": not metrics,
     }
-    pairs = [
-        (SHORT_OPTIONS.get(option, option), value)
-        for option, value in {**ours, **(NCU_BATCH_OPTIONS if batch else {})}.items()
-        if not left_out.get(option) and not is_given(option)
-    ]
+    pairs = (
+        (option, value)
+        for option, value in ours.items()
+        if not left_out.get(option) and not is_given(LONG_OPTIONS.get(option, option))
+    )
     return [*filter(None, itertools.chain(*pairs)), *theirs]
 
 
@@ -1485,12 +1500,11 @@ def find_ncu(options: Namespace, environment: Mapping[str, str]) -> str:
 
     newest = sorted(
         glob.glob("/opt/nvidia/nsight-compute/*/ncu"),
-        key=lambda path: [int(part) for part in re.findall("[0-9]+", path)],
+        key=lambda path: [-int(part) for part in re.findall("[0-9]+", path)],
     )
-    home = environment.get("CUDA_HOME")
-    places = ["ncu", *([f"{home}/bin/ncu"] if home else []), "/usr/local/cuda/bin/ncu"]
-    for place in [options.ncu] if options.ncu else [*places, *newest[::-1]]:
-        found = shutil.which(place)
+    home = environment.get("CUDA_HOME") or "/usr/local/cuda"
+    places = ["ncu", f"{home}/bin/ncu", "/usr/local/cuda/bin/ncu", *newest]
+    for found in map(shutil.which, [options.ncu] if options.ncu else places):
         if found:
             return os.path.abspath(found)
     if options.ncu:
@@ -1943,6 +1957,7 @@ class Job:
     batch: bool
     devices: str | None  # CUDA_VISIBLE_DEVICES; None: as inherited
     pauses: int = 0  # for a driver resource that was unavailable
+    bandwidth: bool = True  # ncu is asked for it
 
     @property
     def environment(self) -> dict[str, str]:
@@ -2064,8 +2079,9 @@ class Profiler:
 
     def _run(self, job: Job) -> list[Job]:
         """Run ncu once; settle what that settles, and return how to go on with the others."""
+        job.bandwidth = self._bandwidth
         with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
-            command = ncu_command(self.options, job.sources, reports, self._bandwidth)
+            command = ncu_command(self.options, job.sources, reports, job.bandwidth)
             timeout = self.options.timeout
             run = run_child(command, job.environment, self.stop, timeout, reports)
         outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
@@ -2086,7 +2102,7 @@ class Profiler:
             self.stop.pause(PASSING_PAUSES[job.pauses])
             left.pauses += 1
             return [left]
-        if not passing and self._asks_in_vain(run):
+        if not passing and self._asks_in_vain(job, run):
             self._bandwidth = False
             return [left]
         fatal = None if passing else find_fatal(run)
@@ -2114,11 +2130,10 @@ class Profiler:
             self.reporter.tell(f"{printable(encode(source.kernel.path), 10_000)}: {words}")
         return go_on(job, again)
 
-    def _asks_in_vain(self, run: Run) -> bool:
+    def _asks_in_vain(self, job: Job, run: Run) -> bool:
         """Tell whether ncu refused the bandwidth metric, and we, not the user, had asked for it."""
-        options = ncu_options(self.options, batch=False, bandwidth=False)
-        ours = BANDWIDTH_METRIC in run.command and BANDWIDTH_METRIC not in " ".join(options)
-        return ours and bool(re.search(METRIC_REFUSED, run.said))
+        ways = [ncu_options(self.options, job.batch, asked) for asked in (job.bandwidth, False)]
+        return ways[0] != ways[1] and bool(re.search(METRIC_REFUSED, run.said))
 
     def _store(self, job: Job, source: Source, text: bytes, command: str, seconds: float) -> None:
         """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
@@ -2288,23 +2303,42 @@ def profile_missing(
 
 # --- The summary ----------------------------------------------------------------------------------
 
-NAMING_LOGS = 20  # that are read again for the names in them
-
 
 def suggest(name: str, kernels: list[Kernel]) -> str:
-    """Return words on what logs have that a name could mean; empty where nothing is near."""
+    """Return what a name could mean that logs have a number for; empty where there is nothing."""
     import difflib
 
-    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), NAMING_LOGS)
-    texts = filter(None, map(read_if_there, paths))
-    rows = sorted(set().union(*map(list_rows, texts)))
-    labels = {label: None for _, label in rows}
-    whole = [f"{section}/{label}" for section, label in rows]
-    near = whole if "/" in name else []
-    near = difflib.get_close_matches(name, near) or difflib.get_close_matches(name, labels)
-    if name in labels:  # it stands in several sections, or is no number
-        near = [f"{section}/{label}" for section, label in rows if label == name]
-    return f"; is {' or '.join(map(repr, near))} meant?" if near else ""
+    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), 10)
+    texts = [text for text in map(read_if_there, paths) if text]
+    known = sorted(set().union(*map(list_names, texts)))[:1000]
+    near = [n for n in known if n.endswith(f"/{name}") or n.startswith(f"{name}.")]
+    plain = [] if "/" in name else [n for n in known if "/" not in n]
+    for names in (plain, known):
+        near = near or difflib.get_close_matches(name[:200], names)
+    logs = [log for log in (parse_log(text, near) for text in texts) if isinstance(log, Log)]
+    columns = zip(*(log.figures.split(",")[4:] for log in logs))
+    found = [repr(other) for other, cells in zip(near, columns) if any(cells)]
+    return " or ".join(found)
+
+
+def warn_of_blanks(metrics: list[str], kernels: list[Kernel], reporter: Reporter) -> None:
+    """Warn of metrics that logs have not, and say what can be done."""
+    logs = [(kernel, kernel.log.figures) for kernel in kernels if kernel.log]
+    some = [(kernel, figures.split(",")[4:]) for kernel, figures in logs if ",," in f"{figures},"]
+    lacking: set[Kernel] = set()
+    for at, name in enumerate(metrics):
+        blank = [kernel for kernel, cells in some if not cells[at]]
+        hint = suggest(name, blank) if blank and len(blank) == len(logs) else ""
+        if hint:
+            reporter.warn(f"no log has one number for {name!r}; is {hint} meant?")
+        elif blank:
+            lacking.update(blank)
+    if lacking:
+        cached = any(not kernel.profiled for kernel in lacking)
+        reporter.warn(
+            f"{len(lacking)} kernels have blank cells of --metric: their logs have no such number"
+            + (" (--force profiles them again)" if cached else "")
+        )
 
 
 def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None:
@@ -2314,7 +2348,6 @@ def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None
     chips = Counter(log.compute_capability for log in logs if log.compute_capability)
     generations = ", ".join(f"CC {chip} ({count} kernels)" for chip, count in sorted(chips.items()))
     blind = sum(not log.bandwidth for log in logs)
-    lacking = sum("" in log.figures.split(",")[4:] for log in logs)
     misread = sum(kernel.claims for kernel in kernels if kernel.misread_gb)
     emptied = sum(kernel.had_figures for kernel in kernels if not kernel.log)
     warnings = {
@@ -2322,15 +2355,11 @@ def sum_up(table: Table, reporter: Reporter, batch: int, seconds: float) -> None
         f"the logs come from different GPU generations: {generations}": len(chips) > 1,
         f"kernel_args_num_gb of {misread} rows is too large: torch drops the exponent of small "
         "figures (5.6e-06 is read as 5.6)": misread,
-        f"{lacking} kernels have blank cells of --metric: their logs have no such number "
-        "(--force profiles them again)": lacking,
         f"{counts['no log']} of {len(kernels)} kernels have no log": counts["no log"],
         f"{emptied} rows came with figures and are blank now: no valid log says so": emptied,
     }
     reporter.warn(*(text for text, holds in warnings.items() if holds))
-    for at, name in enumerate(table.figures[4:], 4):
-        if logs and not any(log.figures.split(",")[at] for log in logs):
-            reporter.warn(f"no log has one number for {name!r}{suggest(name, kernels)}")
+    warn_of_blanks(table.figures[4:], kernels, reporter)
     failures = Counter(kernel.failure.kind for kernel in kernels if kernel.failure)
     why = ", ".join(f"{count} {kind}" for kind, count in failures.most_common())
     left_out = table.foreach + len(table.torn)
@@ -2489,6 +2518,8 @@ def parse_options(arguments: list[str]) -> Namespace:
         raise UsageError("--table-only and --dry-run exclude each other")
     if options.force and options.cached_only:
         raise UsageError("--force and --cached-only exclude each other")
+    if options.table_only and options.metrics:
+        raise UsageError("--table-only and --metric exclude each other")
     check_metrics(options.metrics, options.quick)
     return options
 
@@ -2499,7 +2530,7 @@ def check_metrics(names: list[str], quick: bool) -> None:
         wrong = [
             (names.count(name) > 1, "is given twice"),
             (name in COLUMNS, "is a column already"),
-            (name != " ".join(name.split()) or not name, "is no name"),
+            (not name or name != " ".join(name.split()), "is no name: spaces, or nothing"),
             (is_metric(name) and re.search("[:, ]", name), "is not one metric"),
             (quick and not is_metric(name), "is a row of the full set, which --quick leaves out"),
         ]
@@ -2547,7 +2578,12 @@ def augment(options: Namespace, reporter: Reporter) -> int:
             if not stop.requested:
                 profile_missing(missing, options, stop, reporter)
         if stop.requested:
-            return say_stopped(options, stop, reporter)
+            again = "the same command without --force" if options.force else "the same command"
+            reporter.say(
+                f"stopped by {signal.Signals(stop.signal).name}: {reporter.done()} of "
+                f"{len(reporter.kernels)} kernels are done; {again} goes on from there"
+            )
+            return 128 + stop.signal
         if target is not None:
             write_output(options.output, target, fill)
     if target is None:  # its reader can keep us waiting: signals end that as ever
@@ -2557,16 +2593,6 @@ def augment(options: Namespace, reporter: Reporter) -> int:
         return 0
     sum_up(table, reporter, options.batch, time.monotonic() - begin)
     return int(bool(table.torn) or any(not kernel.log for kernel in reporter.kernels))
-
-
-def say_stopped(options: Namespace, stop: Stop, reporter: Reporter) -> int:
-    """Say how far a run that was stopped has come; return the status."""
-    again = "the same command without --force" if options.force else "the same command"
-    reporter.say(
-        f"stopped by {signal.Signals(stop.signal).name}: {reporter.done()} of "
-        f"{len(reporter.kernels)} kernels are done; {again} goes on from there"
-    )
-    return 128 + stop.signal
 
 
 def main() -> int:

@@ -283,7 +283,7 @@ def of_units() -> dict[str, Example]:
         )
     for unit in ("fsecond", "minute", "Usecond", "%", "cycle", "byte/second"):
         found[f"no time {unit}"] = example(log(result((unit, "8.74"))), None)
-    for unit in ("%", "byte", "Gbit/second", "gbyte/second", "Pbyte/s", "Gbyte", "usecond"):
+    for unit in ("%", "byte", "Gbit/second", "gbyte/second", "Zbyte/s", "Gbyte", "usecond"):
         found[f"no bandwidth {unit}"] = example(log(result(bandwidth=(unit, "412.09"))), None)
     return found
 

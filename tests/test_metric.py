@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import unittest
@@ -154,6 +155,19 @@ class RefusedTest(RunCase):
         )
         self.assertIn(f"Failed to find metric {bandwidth}", done.stderr)
 
+    def test_a_path_with_the_name_of_a_metric(self) -> None:
+        name = "dram__bytes_no_such.sum"
+        kernel = self.kernel(f"{NAME}0", folder=self.cache / BOTH.partition(",")[2], file="k.py")
+        self.go([kernel], "--quick", *asked(name), status=2)
+        self.assertEqual(len(self.calls()), 2, "without our own, which it could mean, once more")
+
+    def test_not_without_figures(self) -> None:
+        done = self.run_program(
+            "-i", self.cache, "-o", self.out, "--table-only", *asked("Duration")
+        )
+        self.assertEqual(done.stderr, "error: --table-only and --metric exclude each other\n")
+        self.assertEqual(done.returncode, 2)
+
     def test_what_cannot_be_a_column(self) -> None:
         table = self.table(self.kernels(1))
         for names, options, what in (
@@ -251,6 +265,41 @@ class ValueTest(CacheCase):
                  "0x10", "7 (8; 9)", "12 %", "1.2.3")  # fmt: skip
         self.assert_values({(unit, text): "" for unit in ("", "%", "usecond") for text in texts})
 
+    def test_words_that_end_in_a_number(self) -> None:
+        rows = [
+            ("Device Name", "", "Quadro 5000"),
+            ("Driver", "", "CUDA 12.4"),
+            ("Device", "", "GPU 0"),
+            ("Some Longer Label", "usecond", "6.21"),
+        ]
+        right = {"Device Name": "", "Driver": "", "Device": "", "Some Longer Label": "6210"}
+        for layout in ("2020", "2024"):
+            self.assertEqual(self.cells([self.occupancy(rows, layout)], *right), [right])
+
+    def test_a_name_that_is_no_row(self) -> None:
+        text = """\
+    Section: Extra
+    ----- ------- -----
+    Lat A usecond  6.21
+    SMs             132
+    ----- ------- -----
+    Section: Narrow
+    --- -- ----
+    Foo Bar   5
+    --- -- ----
+"""
+        right = {
+            "Extra/Lat A": "6210",
+            "SMs": "132",
+            "Lat A usecond": "",
+            "Extra/Lat A usecond": "",
+            "Extra/": "",
+            "/SMs": "",
+            "Foo": "",
+            "Narrow/Foo": "",
+        }
+        self.assertEqual(self.cells([hand.log(hand.result()) + text], *right), [right])
+
     def test_a_label_that_begins_like_another(self) -> None:
         rows = [("Threads Peak", "", "7"), ("Threads Per Block", "thread", "64")]
         more = [*rows, ("Threads", "thread", "8")]
@@ -279,6 +328,7 @@ class ValueTest(CacheCase):
             log(("Launch Statistics", [row]), ("Source Counters", [unit])): ("", "512"),
             log(("Launch Statistics", [row, other])): ("", ""),
             log(("Launch Statistics", [row, row])): ("512", "512"),
+            log(("Launch Statistics", [row]), ("Launch Statistics", [other])): ("", ""),
             log(("Source Counters", [row])): ("512", ""),
             log(("Launch Statistics", [row])).replace("    Spills", "    Spilt"): ("", ""),
             log(("Launch Statistics", [row])).rstrip("-\n"): ("", ""),
@@ -333,17 +383,56 @@ class WarningTest(CacheCase):
 
     def test_a_hint_of_the_nearest(self) -> None:
         for name, near in {
-            "Achieved occupancy": "is 'Achieved Occupancy' meant?",
-            "L2 Hitrate": "is 'L2 Hit Rate' meant?",
-            "Memory Workload/Memory Throughput": f"is '{BANDWIDTH_LABEL}'",
+            "Achieved occupancy": "'Achieved Occupancy'",
+            "L2 Hitrate": "'L2 Hit Rate'",
+            "Memory Workload/Memory Throughput": f"'{BANDWIDTH_LABEL}'",
             "Memory Throughput": (
-                "is 'GPU Speed Of Light Throughput/Memory Throughput' "
-                f"or '{BANDWIDTH_LABEL}' meant?"
+                f"'GPU Speed Of Light Throughput/Memory Throughput' or '{BANDWIDTH_LABEL}'"
             ),
         }.items():
             with self.subTest(name):
-                self.assertIn(f"no log has one number for {name!r}; {near}", self.hint(name))
-        self.assertEqual(self.hint("zzz", "Duration"), "warning: no log has one number for 'zzz'")
+                right = f"warning: no log has one number for {name!r}; is {near} "
+                self.assertEqual(self.hint(name)[: len(right)], right)
+                self.assertNotIn("--force", self.said)
+        self.assertEqual(self.hint("zzz", "Duration"), "")
+        self.assertIn("warning: 2 kernels have blank cells of --metric", self.said)
+
+    def test_only_what_has_a_number_is_named(self) -> None:
+        """Not the name itself, not what was asked for in vain, no row of another kernel."""
+        rows = [(SECTORS, "", "(!) n/a"), ("sm__cycles.avg", "cycle", "7")]
+        metrics = hand.table("Command line profiler metrics", rows, hand.LAYOUTS["2024"])
+        policy = hand.table("Extra", [("Policy", "", "Spread")], hand.LAYOUTS["2024"])
+        other = hand.result(name=hand.AT_NATIVE) + hand.table(
+            "Extra", [("Spills", "byte", "1")], hand.LAYOUTS["2024"]
+        )
+        log = hand.log(other, hand.result() + metrics + policy, names=("at", "triton_poi_fused"))
+        for name, near in {
+            SECTORS: "",
+            "Policy": "",
+            "Extra/Policy": "",
+            "Extra/Spills": "",
+            "sm__cycles": "'sm__cycles.avg'",
+            "sm__cycle.avg": "'sm__cycles.avg'",
+        }.items():
+            with self.subTest(name):
+                self.cells([log], name)
+                found = re.findall("no log has one number for .*; is (.*) meant", self.said)
+                self.assertEqual(found, [near] if near else [])
+
+    def test_the_hint_takes_no_time(self) -> None:
+        chance = random.Random(0)
+        rule = "    " + "-" * 199 + " - -\n"
+        rows = ("".join(chance.choice("ab") for _ in range(199)) for _ in range(12_000))
+        table = "".join(f"    {row} x 1\n" for row in rows)
+        log = f"{hand.log(hand.result())}    Section: Extra\n{rule}{table}{rule}"
+        self.cells([log], "ab" * 99)
+        self.assertIn("warning: ", self.said)
+
+    def test_no_force_where_it_was_just_profiled(self) -> None:
+        (kernel,) = self.kernels(1)
+        done = self.go([kernel], *asked("zzz"))
+        self.assertIn("1 kernels have blank cells", done.stderr)
+        self.assertNotIn("--force", done.stderr)
 
     def test_no_log_no_hint(self) -> None:
         table = self.table(self.kernels(1))

@@ -34,6 +34,18 @@ class FirstCommandTest(Case):
         ])  # fmt: skip
         self.assertTrue(all(row[figure] for row in rows for figure in FIGURES))
 
+    def test_other_figures_of_the_example(self) -> None:
+        (line,) = re.findall(r"(?m)^python3 parse.*--metric.*$", README)
+        command = shlex.split(line.replace("registers.csv", str(self.tmp / "registers.csv")))
+        done = self.run_program(*command[2:], cwd=PROGRAM.parent, env={"PATH": "/nowhere"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("--metric", done.stderr)
+        rows = read_rows(self.tmp / "registers.csv")
+        self.assertEqual(
+            [row["Registers Per Thread"] for row in rows], ["14", "16", "40", "32", "16"]
+        )
+        self.assertTrue(all(row["Occupancy/Achieved Occupancy"] for row in rows))
+
     def test_the_example_is_a_cache_too(self) -> None:
         folder = PROGRAM.parent / "tests" / "example"
         done = self.run_program("-i", folder, "-o", "-", "--table-only")
