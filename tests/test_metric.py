@@ -422,7 +422,7 @@ class WarningTest(CacheCase):
     def test_the_hint_takes_no_time(self) -> None:
         chance = random.Random(0)
         rule = "    " + "-" * 199 + " - -\n"
-        rows = ("".join(chance.choice("ab") for _ in range(199)) for _ in range(12_000))
+        rows = ("".join(chance.choice("ab") for _ in range(199)) for _ in range(20_000))
         table = "".join(f"    {row} x 1\n" for row in rows)
         log = f"{hand.log(hand.result())}    Section: Extra\n{rule}{table}{rule}"
         self.cells([log], "ab" * 99)
