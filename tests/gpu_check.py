@@ -6,9 +6,10 @@ Compiles a few small models with the benchmark harness on (or takes the kernels 
 cache), then profiles them the first script's way (4 kernels), by this program as it is (8),
 with --quick (8) and with --quick --batch 32 (all, and once more in reverse order), all with
 --clock-control none. Prints seconds per kernel, how far the figures differ between the ways, and
-what a place late in a batch does to the latency. Exit status 1 where the batch is less than 10
-times as fast as the first script, or its Duration is off by more than 5 % in the median. Without
-GPU, torch or ncu, or where ncu cannot count, says so and exits 0.
+what a place late in a batch does to the latency, and which --metric columns are filled (some by
+label and by name, of a metric that a section collects anyway). Exit status 1 where the batch is
+less than 10 times as fast as the first script, or its Duration is off by more than 5 % in the
+median. Without GPU, torch or ncu, or where ncu cannot count, says so and exits 0.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ DURATION, BANDWIDTH, LATENCY = (
     "ncu_duration_us",
     "ncu_mem_bw_gbps",
     "latency_us_under_profiling",
+)
+METRICS = (
+    "Duration",
+    "gpu__time_duration.sum",
+    "Memory Workload Analysis/Memory Throughput",
+    "dram__bytes.sum.per_second",
+    "Registers Per Thread",
+    "launch__registers_per_thread",
+    "Achieved Occupancy",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sectors.sum",
 )
 # Forward and backward of small models in several sizes: some 60 kernels of all the usual kinds.
 MODELS = """
@@ -221,6 +233,14 @@ def show_places(order: list[str], forward: Rows, backward: Rows) -> None:
             print(f"  places {at + 1:3} to {at + len(part):3}: {middle:.3f}")
 
 
+def show_metrics(found: Rows) -> None:
+    """Print how many kernels have each --metric, and the first one's value."""
+    print("\n--metric: kernels that have it, value of the first")
+    for name in METRICS:
+        values = [row[name] for row in found.values()]
+        print(f"{sum(map(bool, values)):4} of {len(values)}  {name:50} {values[:1]}")
+
+
 def check(folder: Path, cache: Path) -> int:
     """Measure each way, print the tables; the exit status."""
     run_program("-i", cache, "-o", folder / "all.csv", "--table-only")
@@ -231,7 +251,7 @@ def check(folder: Path, cache: Path) -> int:
     batch = ("--quick", "--batch", "32")
     ways = {
         "first script": measure_first(folder, some[:4]),
-        "plain": measure(folder, some),
+        "plain": measure(folder, some, *(f"--metric={name}" for name in METRICS)),
         "--quick": measure(folder, some, "--quick"),
         "--quick --batch 32": measure(folder, rows, *batch),
     }
@@ -240,6 +260,7 @@ def check(folder: Path, cache: Path) -> int:
     for name, (seconds, found) in ways.items():
         print(f"{name:20}{len(found):8}{seconds:10.2f}{first / seconds:8.1f}")
     show_kernels(ways)
+    show_metrics(ways["plain"][1])
     medians = show_differences(ways)
     _, backward = measure(folder, rows[::-1], *batch)
     show_places([row["kernel_path"] for row in rows], ways["--quick --batch 32"][1], backward)
