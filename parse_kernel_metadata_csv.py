@@ -1600,10 +1600,6 @@ LABEL = b"kernel-"  # of the NVTX range of a launch, with the kernel's place in 
 ERROR_TEXT_LIMIT = 20_000
 
 
-class ContextLost(Exception):
-    """After an illegal address no CUDA call of this process succeeds any more."""
-
-
 def drive_batch(arguments: list[str]) -> int:
     """Be the driver of a batch, inside ncu: a descriptor to report to, then the kernel files.
 
@@ -1613,13 +1609,10 @@ def drive_batch(arguments: list[str]) -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # this program's folder, perhaps the current one, is none of theirs
     driver = Driver(int(arguments[0]))
-    try:
-        modules = [driver.benchmark(index, path) for index, path in enumerate(arguments[1:])]
-        for index, module in enumerate(modules):
-            if module:
-                driver.profile(index, module)
-    except ContextLost:
-        return 1
+    modules = [driver.benchmark(index, path) for index, path in enumerate(arguments[1:])]
+    for index, module in enumerate(modules):
+        if module:
+            driver.profile(index, module)
     driver.report("finished", 0)
     return 0
 
@@ -1697,12 +1690,16 @@ class Driver:
         except (Exception, SystemExit) as error:
             leaves = isinstance(error, SystemExit)
             text = f"sys.exit({error})" if leaves else traceback.format_exc()
-            if isinstance(error, PermissionError) and self.is_full():
+            is_full = len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
+            if isinstance(error, PermissionError) and is_full:
                 text = f"{text[: ERROR_TEXT_LIMIT // 2]}\n{TOO_MUCH}"
-            event = "lost" if self.is_context_lost() else "error"
-            self.report(event, index, text[-ERROR_TEXT_LIMIT:])
-            if event == "lost":
-                raise ContextLost from None
+            text = text[-ERROR_TEXT_LIMIT:]
+            try:
+                self.torch.cuda.synchronize()
+            except Exception:  # after an illegal address no CUDA call succeeds any more
+                self.report("lost", index, text)
+                raise SystemExit(1) from None
+            self.report("error", index, text)
         finally:
             sys.modules["__main__"] = main
             vars(builtins).update(self.builtins)
@@ -1711,18 +1708,6 @@ class Driver:
             os.environ.update(self.environment)
             os.chdir(self.folder)
             self.stdout = capture_stdout()
-
-    def is_full(self) -> bool:
-        """Tell whether the kernel in hand has printed more than is taken."""
-        return len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
-
-    def is_context_lost(self) -> bool:
-        """Tell whether CUDA is of no more use to this process."""
-        try:
-            self.torch.cuda.synchronize()
-            return False
-        except Exception:
-            return True
 
 
 def capture_stdout() -> TextIO:
