@@ -146,7 +146,6 @@ class Kernel:
     log: Log | None = None
     failure: Failure | None = None
     profiled = False  # by this run
-    failed_before = False
     # What the table says of it
     claims = 0  # rows whose kernel_args_num_gb is suspiciously large
     claimed_gb = ""  # what the first of them says
@@ -1991,18 +1990,24 @@ class Profiler:
         self._bandwidth = True  # ncu knows the metric here, as far as we know
         self._unstored = False  # a log could not be written
         self._lock = threading.RLock()
-        self._proven = False  # a kernel was measured: the set-up is none of the others' trouble
-        self._doubtful: list[tuple[str, bytes]] = []  # what failed kernels said until then
+        # What kernels said that failed before one was measured: it can be the set-up. None: it was
+        self._doubtful: dict[str, bytes] | None = {}
         self._held: list[Kernel] = []  # by other runs
         self._elsewhere: list[Kernel] = []  # name a GPU that no worker can give them
 
     def profile_all(self, kernels: list[Kernel]) -> None:
-        """Profile all, until it is done or stopped; last those that only one worker can."""
+        """Profile all, until it is done or stopped; late those that failed before.
+
+        Last those that only one worker can. Raises UsageError for a failure that all would share.
+        """
+        in_order = sorted(kernels, key=lambda kernel: os.path.exists(kernel.error_path))
         self.reporter.begin = time.monotonic()
-        self._profile_by(kernels, self.options.workers)
+        self._profile_by(in_order, self.options.workers)
         self._profile_by(self._elsewhere, [None])
-        if not self.fatal:
-            self._write_doubtful()
+        fatal = self.fatal
+        if fatal:
+            raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
+        self._write_doubtful()
 
     def _profile_by(self, kernels: list[Kernel], gpus: list[str | None]) -> None:
         """Share kernels out among workers, those that other runs hold when they are free."""
@@ -2136,11 +2141,10 @@ class Profiler:
                 os.unlink(kernel.error_path)
         log = parse_log(text, self.options.metrics)
         assert isinstance(log, Log)
+        self._write_doubtful()
         with self._lock:
             kernel.log, kernel.profiled = log, True
-            self._proven = True
             self.reporter.report(kernel, seconds)
-        self._write_doubtful()
 
     def _fail(
         self, kernel: Kernel, failure: Failure, seconds: float = 0.0, text: bytes = b""
@@ -2154,20 +2158,20 @@ class Profiler:
         with self._lock:
             kernel.failure = failure
             self.reporter.report(kernel, seconds)
-            doubtful = bool(text) and not (self._proven or kernel.failed_before)
-            if doubtful:
-                self._doubtful.append((kernel.error_path, text))
+            if text and self._doubtful is not None and not os.path.exists(kernel.error_path):
+                self._doubtful[kernel.error_path] = text
                 if len(self._doubtful) == TRIAL_KERNELS:
                     kind = f"the first {TRIAL_KERNELS} kernels all failed, the last of them"
                     self.end(Failure(kind, f"{failure}{keep_aside(text)}", SET_UP_REMEDY))
-        if text and not doubtful:
+                return
+        if text:
             self._write(kernel.error_path, text)
 
     def _write_doubtful(self) -> None:
         """Put what failed kernels said beside them: it is theirs."""
         with self._lock:
-            doubtful, self._doubtful = self._doubtful, []
-        for path, text in doubtful:
+            doubtful, self._doubtful = self._doubtful or {}, None
+        for path, text in doubtful.items():
             self._write(path, text)
 
     def _write(self, path: str, text: bytes) -> bool:
@@ -2271,19 +2275,6 @@ def print_commands(missing: list[Kernel], options: Namespace, reporter: Reporter
         f"{reporter.count()['cached']} are cached{reasons}"
     )
     return 0
-
-
-def profile_missing(
-    missing: list[Kernel], options: Namespace, stop: Stop, reporter: Reporter
-) -> None:
-    """Profile what has no log; raises UsageError for a failure that every kernel would share."""
-    for kernel in missing:
-        kernel.failed_before = os.path.exists(kernel.error_path)
-    profiler = Profiler(options, stop, reporter)
-    profiler.profile_all(sorted(missing, key=lambda kernel: kernel.failed_before))
-    fatal = profiler.fatal
-    if fatal:
-        raise UsageError(f"{fatal}\n  remedy: {fatal.remedy}\n  the output is untouched")
 
 
 # --- The summary ----------------------------------------------------------------------------------
@@ -2561,7 +2552,7 @@ def augment(options: Namespace, reporter: Reporter) -> int:
             if options.dry_run and not stop.requested:
                 return print_commands(missing, options, reporter)
             if not stop.requested:
-                profile_missing(missing, options, stop, reporter)
+                Profiler(options, stop, reporter).profile_all(missing)
         if stop.requested:
             again = "the same command without --force" if options.force else "the same command"
             reporter.say(
