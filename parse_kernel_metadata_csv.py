@@ -2072,14 +2072,12 @@ class Profiler:
         job.bandwidth = self._bandwidth
         with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
             command = ncu_command(self.options, job.sources, reports, job.bandwidth)
-            timeout = self.options.timeout
-            run = run_child(command, job.environment, self.stop, timeout, reports)
+            run = run_child(command, job.environment, self.stop, self.options.timeout, reports)
         outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
-        seconds = run.seconds / len(job.sources)
         rest: list[tuple[Source, Failure | Again]] = []
         for source, outcome in zip(job.sources, outcomes):
             if isinstance(outcome, bytes):
-                self._store(job, source, outcome, run.command, seconds)
+                self._store(job, source, outcome, run.seconds / len(job.sources))
             else:
                 rest.append((source, outcome))
         return [] if run.ended == STOPPED or not rest else self._settle(job, run, rest)
@@ -2088,11 +2086,13 @@ class Profiler:
         """Take what brought no log for failed, unless it is to be tried again."""
         left = dataclasses.replace(job, sources=[source for source, _ in rest])
         passing = re.search(PASSING_TEXT, run.said)
+        # Differ where it is we, not the user, who asked for the bandwidth
+        ways = [ncu_options(self.options, job.batch, asked) for asked in (job.bandwidth, False)]
         if passing and job.pauses < len(PASSING_PAUSES):
             self.stop.pause(PASSING_PAUSES[job.pauses])
             left.pauses += 1
             return [left]
-        if not passing and self._asks_in_vain(job, run):
+        if not passing and ways[0] != ways[1] and re.search(METRIC_REFUSED, run.said):
             self._bandwidth = False
             return [left]
         fatal = None if passing else find_fatal(run)
@@ -2103,12 +2103,6 @@ class Profiler:
         for source, outcome in rest:
             if passing:
                 outcome = Failure("a driver resource was unavailable", printable(passing[0]))
-            elif (
-                isinstance(outcome, Failure)
-                and outcome.kind == "no figures"
-                and self.options.ncu_args
-            ):
-                outcome.detail += "; do --ncu-args leave out the sections that hold them?"
             if isinstance(outcome, Again):
                 again[outcome].append(source)
             else:
@@ -2120,18 +2114,11 @@ class Profiler:
             self.reporter.tell(f"{printable(encode(source.kernel.path), 10_000)}: {words}")
         return go_on(job, again)
 
-    def _asks_in_vain(self, job: Job, run: Run) -> bool:
-        """Tell whether ncu refused the bandwidth metric, and we, not the user, had asked for it."""
-        ways = [ncu_options(self.options, job.batch, asked) for asked in (job.bandwidth, False)]
-        return ways[0] != ways[1] and bool(re.search(METRIC_REFUSED, run.said))
-
-    def _store(self, job: Job, source: Source, text: bytes, command: str, seconds: float) -> None:
+    def _store(self, job: Job, source: Source, text: bytes, seconds: float) -> None:
         """Put a valid log beside its kernel; if that cannot be, the figures are still used."""
         kernel = source.kernel
-        if job.batch:
-            own = ncu_command(self.options, [source], STDERR, self._bandwidth)
-            command = show_command(own, job.environment)
-        text = job.header(source, command) + text
+        own = ncu_command(self.options, [source], STDERR if job.batch else None, job.bandwidth)
+        text = job.header(source, show_command(own, job.environment)) + text
         again = read_if_there(kernel.path)
         if again is not None and hash_source(again) != source.sha256:
             self._fail(kernel, Failure("the kernel file changed meanwhile"), seconds, text)
@@ -2154,6 +2141,8 @@ class Profiler:
         Until a kernel was measured that is in doubt: when every kernel fails, none is suspect, and
         one that has an .ncu.err comes last in the next run.
         """
+        if failure.kind == "no figures" and self.options.ncu_args:
+            failure.detail += "; do --ncu-args leave out the sections that hold them?"
         text = text and b"# failed: %s\n" % encode(str(failure)) + text
         with self._lock:
             kernel.failure = failure
@@ -2194,15 +2183,15 @@ class Profiler:
 
 def keep_aside(text: bytes) -> str:
     """Store what a kernel said where no later run looks; return words that name the file."""
-    import tempfile
+    from tempfile import NamedTemporaryFile
 
     try:
-        descriptor, path = tempfile.mkstemp(".txt", "parse_kernel_metadata_csv-")
-        with open(descriptor, "wb") as stream:
+        name = "parse_kernel_metadata_csv-"
+        with NamedTemporaryFile(prefix=name, suffix=".txt", delete=False) as stream:
             stream.write(text)
     except OSError:
         return ""
-    return f" (all that it said: {path})"
+    return f" (all that it said: {stream.name})"
 
 
 def go_on(job: Job, again: dict[Again, list[Source]]) -> list[Job]:
