@@ -56,7 +56,7 @@ import threading
 import time
 import types
 from argparse import Namespace
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter, mul
@@ -1641,8 +1641,7 @@ class Driver:
         module = types.ModuleType("__main__")
         module.__file__ = path
         with self.turn(index, module):
-            with open(path, "rb") as stream:
-                source = stream.read()
+            source = read_bytes(path)
             bare = find_bare_device(source)
             module.__dict__.update({bare: bare} if bare else {})
             exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
@@ -1742,10 +1741,9 @@ def read_reports(text: bytes) -> dict[bytes, dict[int, str]]:
 
     `started` keeps only the kernel in hand, which was begun and has not ended.
     """
-    events = (b"started", b"benchmark", b"done", b"error", b"lost", b"finished")
-    reports: dict[bytes, dict[int, str]] = {event: {} for event in events}
+    reports: dict[bytes, dict[int, str]] = defaultdict(dict)
     # Any other line is none of the driver's
-    pattern = rb"(?m)^(%s) ([0-9]{1,4}) (.*)\n" % b"|".join(events)
+    pattern = rb"(?m)^(started|benchmark|done|error|lost|finished) ([0-9]{1,4}) (.*)\n"
     for event, number, said in re.findall(pattern, text):
         reports[b"started"].clear()
         reports[event][int(number)] = said.decode("unicode_escape", "replace")
@@ -1755,9 +1753,6 @@ def read_reports(text: bytes) -> dict[bytes, dict[int, str]]:
 # --- Verdicts on a run ----------------------------------------------------------------------------
 
 # What ncu says, mostly behind ==ERROR==, when every kernel will fail the same way; the remedy.
-LOCK_REMEDY = "the lock file belongs to another user: set TMPDIR to a folder of your own"
-METRIC_REMEDY = "correct --metric, or the --metrics in --ncu-args: this GPU or ncu has none such"
-CLOCKS_REMEDY = "add --ncu-args=--clock-control=none"
 FATAL_TEXTS = {
     "ERR_NVGPUCTRPERM": "run as root or with CAP_SYS_ADMIN or CAP_PERFMON (a container: "
     "--cap-add=SYS_ADMIN), or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
@@ -1768,20 +1763,20 @@ FATAL_TEXTS = {
     "container that holds the counter library",
     "Profiling is not supported on device": "use another GPU or driver",
     "Insufficient driver version to profile on device": "use another GPU or driver",
-    "Failed to open/create lock file": LOCK_REMEDY,
-    "InterprocessLockFailed": LOCK_REMEDY,
+    "Failed to open/create lock file|InterprocessLockFailed": "the lock file belongs to another "
+    "user: set TMPDIR to a folder of your own",
     "Failed to create temporary file": "set TMPDIR to a folder that exists and has room",
-    "Failed to lock GPU clock frequencies": CLOCKS_REMEDY,
-    "Cannot lock GPU clock frequencies on MIG": CLOCKS_REMEDY,
+    "(?:Failed to|Cannot) lock GPU clock frequencies": "add --ncu-args=--clock-control=none",
     "did not match any section": "correct --ncu-args",
-    "Failed to find metric": METRIC_REMEDY,
-    "Failed to access the following": METRIC_REMEDY,
+    "Failed to find metric|Failed to access the following": "correct --metric, or the --metrics "
+    "in --ncu-args: this GPU or ncu has none such",
     "does not exist or is not an executable": "correct --python",
     "The target application is not an executable binary": "correct --python",
 }
+FATAL_ERROR = rb"(?m)^==ERROR== .*(?:%s).*" % encode("|".join(FATAL_TEXTS))
 # What ncu says before it starts anything; ncu 2022 prints option errors on stderr without a prefix.
 START_ERROR = (
-    rb"(?m)^(?:==ERROR== )?(?:(Nsight Compute failed to connect to the CUDA driver)"
+    rb"(?m)^(?:==ERROR== )?(?:Nsight Compute failed to connect to the CUDA driver"
     rb"|unrecognised option|option is ambiguous|option '|the argument (?:for|\()).*"
 )
 # Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
@@ -1808,16 +1803,14 @@ def find_fatal(run: Run) -> Failure | None:
     if run.ended.startswith(CANNOT_START):
         remedy = "correct --ncu, or have fewer kernels in a --batch"
         return Failure(f"ncu {run.ended}", remedy=remedy)
-    texts = b"|".join(re.escape(text.encode()) for text in FATAL_TEXTS)
-    match = re.search(rb"(?m)^==ERROR== .*(%s).*" % texts, run.said)
-    if match:
-        remedy = FATAL_TEXTS[match[1].decode()]
-        return Failure("ncu cannot profile here", printable(match[0]), remedy)
-    match = None if run.begun else re.search(START_ERROR, run.said)
-    if match:
-        remedy = FATAL_TEXTS[match[1].decode()] if match[1] else "correct --ncu-args"
-        return Failure("ncu refused to start", printable(match[0]), remedy)
-    return None
+    kind, match = "ncu cannot profile here", re.search(FATAL_ERROR, run.said)
+    if not match and not run.begun:
+        kind, match = "ncu refused to start", re.search(START_ERROR, run.said)
+    if not match:
+        return None
+    said = match[0].decode("utf-8", "replace")
+    remedies = (remedy for text, remedy in FATAL_TEXTS.items() if re.search(text, said))
+    return Failure(kind, printable(match[0]), next(remedies, "correct --ncu-args"))
 
 
 def find_trouble(run: Run) -> Failure | None:
@@ -1854,17 +1847,11 @@ def judge_plain(run: Run) -> Outcome:
 
 
 def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
-    """Judge the run of a batch: an outcome for each of its kernels.
-
-    ncu's results are divided by their labels.
-    """
-    results: dict[bytes, list[Result]] = {}
-    for result in find_results(run.stdout):
-        results.setdefault(result.name.partition(b"/")[0], []).append(result)
-    reports = read_reports(run.reports)
+    """Judge the run of a batch: an outcome for each of its kernels."""
+    page, reports = find_results(run.stdout), read_reports(run.reports)
     alone = len(sources) == 1
     return [
-        judge_share(index, source, alone, results.get(b"%s%d" % (LABEL, index), []), reports, run)
+        judge_share(index, source, alone, page, reports, run)
         for index, source in enumerate(sources)
     ]
 
@@ -1873,7 +1860,7 @@ def judge_share(
     index: int,
     source: Source,
     alone: bool,
-    results: list[Result],
+    page: list[Result],
     said: dict[bytes, dict[int, str]],
     run: Run,
 ) -> Outcome:
@@ -1887,10 +1874,11 @@ def judge_share(
     benchmark = said[b"benchmark"].get(index)
     if benchmark == "":
         return Failure("no benchmark line")
+    results = [result for result in page if result.name.startswith(b"%s%d/" % (LABEL, index))]
     outcome = judge_results(results, benchmark, source, run) if benchmark else None
     if isinstance(outcome, bytes) or (outcome and finished):
         return outcome
-    if finished and not run.ended and not results and is_complete(run.stdout):
+    if finished and not run.ended and not results and is_complete(run, page):
         return Again.PLAINLY  # torch 2.6 and later under TORCHINDUCTOR_PROFILE=1
     if not alone:
         in_hand = index in said[b"started"] or index in said[b"lost"] or not run.reports
@@ -1922,12 +1910,11 @@ def judge_results(
     return parsed if result.end < len(run.stdout) else None  # ncu can have died while it printed
 
 
-def is_complete(page: bytes) -> bool:
+def is_complete(run: Run, page: list[Result]) -> bool:
     """Tell whether ncu has printed a whole result for each launch that it announced."""
-    results = find_results(page)
-    announced = page.count(b'==PROF== Profiling "')
-    last = parse_result(page, results[-1]) if results else None
-    return announced <= len(results) and not isinstance(last, Failure)
+    last = parse_result(run.stdout, page[-1]) if page else None
+    announced = run.stdout.count(b'==PROF== Profiling "')
+    return announced <= len(page) and not isinstance(last, Failure)
 
 
 # --- Jobs and workers -----------------------------------------------------------------------------
@@ -2270,11 +2257,10 @@ def print_commands(missing: list[Kernel], options: Namespace, reporter: Reporter
 
 
 def suggest(name: str, kernels: list[Kernel]) -> str:
-    """Return what a name could mean that logs have a number for; empty where there is nothing."""
+    """Return what a name could mean that kernels' logs have a number for, empty if nothing."""
     import difflib
 
-    paths = itertools.islice((kernel.log_path for kernel in kernels if kernel.log), 10)
-    texts = [text for text in map(read_if_there, paths) if text]
+    texts = [read_if_there(kernel.log_path) or b"" for kernel in kernels[:10]]
     known = sorted(set().union(*map(list_names, texts)))[:1000]
     near = [n for n in known if n.endswith(f"/{name}") or n.startswith(f"{name}.")]
     plain = [] if "/" in name else [n for n in known if "/" not in n]
@@ -2288,12 +2274,11 @@ def suggest(name: str, kernels: list[Kernel]) -> str:
 
 def warn_of_blanks(metrics: list[str], kernels: list[Kernel], reporter: Reporter) -> None:
     """Warn of metrics that logs have not, and say what can be done."""
-    logs = [(kernel, kernel.log.figures) for kernel in kernels if kernel.log]
-    some = [(kernel, figures.split(",")[4:]) for kernel, figures in logs if ",," in f"{figures},"]
+    cells = {k: k.log.figures.split(",")[4:] for k in kernels if k.log and metrics}
     lacking: set[Kernel] = set()
     for at, name in enumerate(metrics):
-        blank = [kernel for kernel, cells in some if not cells[at]]
-        hint = suggest(name, blank) if blank and len(blank) == len(logs) else ""
+        blank = [kernel for kernel in cells if not cells[kernel][at]]
+        hint = suggest(name, blank) if blank and len(blank) == len(cells) else ""
         if hint:
             reporter.warn(f"no log has one number for {name!r}; is {hint} meant?")
         elif blank:
