@@ -851,7 +851,7 @@ def kernel_lock(path: str) -> Iterator[bool]:
 
 # Cells that are paths are looked up as they stand, so they are decoded as file names are.
 ENCODING = sys.getfilesystemencoding()
-BYTE_ORDER_MARK = b"\xef\xbb\xbf".decode(ENCODING, "surrogateescape")
+BYTE_ORDER_MARK = os.fsdecode(b"\xef\xbb\xbf")
 LINE_END = "\r\n"
 # A kernel rarely moves a gigabyte; where it says so, torch may have dropped an exponent.
 SUSPICIOUS_GB = frozenset("123456789")
@@ -880,13 +880,11 @@ class Table:
             likely = [repr(column) for column in header if column.strip().lower() in missing]
             hint = f"; {' and '.join(likely)} may be meant" if likely else ""
             raise UsageError(f"the input has no column {' and no '.join(missing)}{hint}")
-        places = {column: at for at, column in reversed(list(enumerate(header)))}
         absent = len(header)  # where an empty cell is put
+        places = [header.index(column) if column in header else absent for column in COLUMNS]
+        self._cells = itemgetter(*places)
         self.figures = [*FIGURE_COLUMNS, *metrics]  # the columns that are written anew
         self._passed = [at for at, column in enumerate(header) if column not in self.figures]
-        self._whole = len(self._passed) == len(header)
-        columns = TABLE_COLUMNS if self._whole else COLUMNS
-        self._cells = itemgetter(*[places.get(column, absent) for column in columns])
         self.header = [header[at] for at in self._passed]
         self.folder = folder  # where relative paths are looked up, after the current one
         self.rows: list[str] = []  # some with their line end
@@ -903,8 +901,9 @@ class Table:
         elif not line.kernel_path.endswith(".py"):
             return False
         else:
-            kept = text if self._whole else join_cells([cells[at] for at in self._passed])
-            self.rows.append(kept)
+            if len(self._passed) < len(cells):
+                text = join_cells([cells[at] for at in self._passed])
+            self.rows.append(text)
             self.row_kernels.append(self._kernel_of(line))
         return True
 
@@ -924,14 +923,12 @@ class Table:
 
     def keep_shard(self, shard: tuple[int, int] | None) -> list[Kernel]:
         """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
-        unique = list(dict.fromkeys(self.row_kernels))
-        if not shard:
-            return unique
-        chosen = unique[shard[0] - 1 :: shard[1]]
-        mine = set(chosen)
-        kept = [pair for pair in zip(self.rows, self.row_kernels) if pair[1] in mine]
-        self.rows = [row for row, _ in kept]
-        self.row_kernels = [kernel for _, kernel in kept]
+        chosen = list(dict.fromkeys(self.row_kernels))
+        if shard:
+            chosen = chosen[shard[0] - 1 :: shard[1]]
+            mine = set(chosen)
+            self.rows = [row for row, kernel in zip(self.rows, self.row_kernels) if kernel in mine]
+            self.row_kernels = [kernel for kernel in self.row_kernels if kernel in mine]
         return chosen
 
 
@@ -962,8 +959,8 @@ def make_absolute(path: str) -> str:
     return "/" + os.path.abspath(path).lstrip("/")
 
 
-def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]]:
-    """Yield the places of each record's first line and of the next one's, and its cells.
+def read_records(lines: list[str]) -> Iterator[tuple[int, str, list[str] | None]]:
+    """Yield the number of each record's first line, its text and its cells.
 
     None for the cells of a torn record: not as wide as the first, or oddly quoted. A tear can open
     a quote that takes in the good lines behind it, so it is torn in its first line only.
@@ -982,14 +979,14 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, int, list[str] | None]
                 if has_nul and any("\0" in line for line in lines[at:end]):
                     break
                 if cells:
-                    yield at, end, cells
+                    yield at + 1, "".join(lines[at:end]), cells
                 at = end
             else:
                 return
         except csv.Error:  # a quote that is never closed, say; before Python 3.11 a NUL
             pass
-        yield at, at + 1, None
         at += 1
+        yield at, "", None
 
 
 SAVE = "save it as comma-separated UTF-8"
@@ -1003,59 +1000,35 @@ FOREIGN = (
 )
 
 
-def refuse_foreign(line: str) -> None:
-    """Raise UsageError for a first line that is no CSV header, saying what it is."""
-    for pattern, what in FOREIGN:
-        if re.match(pattern, line.encode(ENCODING, "surrogateescape")):
-            raise UsageError(f"the input is {what}")
-
-
 def read_table(stream: Iterable[str], folder: str, metrics: Sequence[str]) -> Table:
     """Read a table; a header line that comes again (tables are concatenated) is passed over."""
     csv.field_size_limit(sys.maxsize)
-    lines = list(stream)
-    if lines and lines[0].startswith(BYTE_ORDER_MARK):
-        lines[0] = lines[0][len(BYTE_ORDER_MARK) :]
-    refuse_foreign(lines[0] if lines else "")
+    lines = list(stream) or [""]
+    lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
+    for pattern, what in FOREIGN:
+        if re.match(pattern, os.fsencode(lines[0])):
+            raise UsageError(f"the input is {what}")
     records = read_records(lines)
-    _, _, header = next(records, (0, 0, None))
+    _, _, header = next(records, (0, "", None))
     if not header:
         raise UsageError("the input has no header")
     table = Table(header, folder, metrics)
     again = [BYTE_ORDER_MARK + header[0], *header[1:]]
-    for begin, end, cells in records:
-        if cells in (header, again):
-            continue
-        text = lines[begin] if end == begin + 1 else "".join(lines[begin:end])
-        if cells is None or not table.add(cells, text):
-            table.torn.append(begin + 1)
+    for number, text, cells in records:
+        if cells not in (header, again) and (cells is None or not table.add(cells, text)):
+            table.torn.append(number)
     return table
 
 
-def open_table(path: str) -> TextIO:
-    """Open the input, "-" for stdin. Bytes that are no text survive in the cells."""
-    if path == "-" and sys.stdin is None:
-        raise UsageError("cannot read stdin: it is closed")
-    try:
-        stream = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
-        return io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def write_table(stream: BinaryIO, table: Table, figures: bool = True) -> None:
-    """Write the table, with its figures or without."""
+def write_table(stream: BinaryIO, table: Table) -> None:
+    """Write the table with its figures."""
     text = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
-    try:
-        columns = table.figures if figures else []
-        text.write(join_cells([*table.header, *columns]) + "\n")
-        blank = "," * len(columns)
-        for row, kernel in zip(table.rows, table.row_kernels):
-            known = f",{kernel.log.figures}" if kernel.log and figures else blank
-            text.write(f"{row.rstrip(LINE_END)}{known}\n")
-        text.flush()
-    finally:
-        text.detach()
+    text.write(join_cells([*table.header, *table.figures]) + "\n")
+    blank = "," * len(table.figures)
+    for row, kernel in zip(table.rows, table.row_kernels):
+        known = f",{kernel.log.figures}" if kernel.log else blank
+        text.write(f"{row.rstrip(LINE_END)}{known}\n")
+    text.detach()
 
 
 # --- An Inductor cache directory as input ---------------------------------------------------------
@@ -2491,18 +2464,23 @@ def check_metrics(names: list[str], quick: bool) -> None:
 
 def load_table(options: Namespace, reporter: Reporter) -> Table:
     """Return the input's rows, and say which were left out."""
-    if os.path.isdir(options.input):
-        return read_directory(options.input, options.model_name, reporter, options.metrics)
-    with open_table(options.input) as stream:
-        if options.table_only:
-            raise UsageError("--table-only makes a table from a directory: name one with -i")
-        try:
-            table = read_table(stream, os.path.dirname(options.input), options.metrics)
-        except OSError as error:
-            raise UsageError(f"cannot read {options.input}: {error.strerror}") from None
+    path = options.input
+    if os.path.isdir(path):
+        return read_directory(path, options.model_name, reporter, options.metrics)
+    if path == "-" and sys.stdin is None:
+        raise UsageError("cannot read stdin: it is closed")
+    try:
+        # Bytes that are no text survive in the cells
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
+            if options.table_only:
+                raise UsageError("--table-only makes a table from a directory: name one with -i")
+            lines = io.TextIOWrapper(stream, ENCODING, "surrogateescape", newline="")
+            table = read_table(lines, os.path.dirname(path), options.metrics)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     reporter.warn(*(f"line {n} is torn or names no kernel file; left out" for n in table.torn))
     if table.torn and not table.rows:
-        raise UsageError(f"{options.input} has no usable row")
+        raise UsageError(f"{path} has no usable row")
     return table
 
 
@@ -2510,10 +2488,12 @@ def augment(options: Namespace, reporter: Reporter) -> int:
     """Read the table, look up or measure every kernel, write the table; return the status."""
     begin = time.monotonic()
     table = load_table(options, reporter)
+    if options.table_only:
+        table.figures = []
     reporter.kernels = table.keep_shard(options.shard)
     if "SLURM_ARRAY_TASK_ID" in os.environ and not options.shard:
         reporter.tell('hint: in a job array, --shard "$SLURM_ARRAY_TASK_ID/N" does one part of N')
-    fill = functools.partial(write_table, table=table, figures=not options.table_only)
+    fill = functools.partial(write_table, table=table)
     stop = Stop()
     with stop.on_signals():
         target = None if options.dry_run else find_target(options.output, options.input)
