@@ -211,9 +211,7 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print a line, the status line out of its way."""
-        with self._lock:
-            self._draw("")
-            self._write(text + "\n")
+        self._write("", text + "\n")
 
     def tell(self, text: str) -> None:
         """Print what --quiet leaves out."""
@@ -262,26 +260,26 @@ class Reporter:
         """Redraw the status line of a terminal, a few times a second."""
         if self.terminal and not self.quiet and time.monotonic() >= self._due:
             self._due = time.monotonic() + 0.1
-            self._draw((status or self.progress)())
+            self._write((status or self.progress)())
 
-    def _draw(self, text: str) -> None:
-        """Draw the status line, or take it away; it has no other use of control characters."""
+    def _write(self, status: str, text: str = "") -> None:
+        """Draw the status line, or take it away for a text; nobody has to read it.
+
+        No other control characters are used.
+        """
         with self._lock:
-            if text or self._drawn:
+            if status or self._drawn:
                 with contextlib.suppress(OSError):
                     columns = os.get_terminal_size(sys.stderr.fileno()).columns
-                    text = text[: columns - 1] if columns else text
-                self._write(f"\r{text.ljust(self._drawn)}" + ("" if text else "\r"))
-                self._drawn = len(text)
-
-    def _write(self, text: str) -> None:
-        """Write to stderr; that nobody reads it any more stops nothing."""
-        try:
-            if sys.stderr:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-        except OSError:  # its reader is gone; or Python tries again when it ends, and exits 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+                    status = status[: columns - 1] if columns else status
+                text = f"\r{status.ljust(self._drawn)}" + ("" if status else "\r") + text
+                self._drawn = len(status)
+            try:
+                if sys.stderr:
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
+            except OSError:  # or Python tries again when it ends, and exits 120
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 # --- Files that are read at once, and written whole or not at all ---------------------------------
