@@ -357,8 +357,10 @@ def find_target(path: str, source: str) -> str | None:
             status = os.fstat(1) if path in STDOUT else os.stat(path)
             if stat.S_ISDIR(status.st_mode):
                 raise UsageError(f"the output {path} is a folder")
-            if stat.S_ISREG(status.st_mode) and is_same_file(source, status):
-                raise UsageError(f"the output {path} is the input; give it another name")
+            with contextlib.suppress(OSError):  # the input can be gone
+                given = os.fstat(0) if source == "-" else os.stat(source)
+                if stat.S_ISREG(status.st_mode) and os.path.samestat(given, status):
+                    raise UsageError(f"the output {path} is the input; give it another name")
             if path in STDOUT:
                 os.write(1, b"")  # fails when it is open for reading only
                 return None
@@ -374,14 +376,6 @@ def find_target(path: str, source: str) -> str | None:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return target
-
-
-def is_same_file(source: str, other: os.stat_result) -> bool:
-    """Tell whether the input is that file, also when it comes on stdin."""
-    try:
-        return os.path.samestat(os.fstat(0) if source == "-" else os.stat(source), other)
-    except OSError:
-        return False
 
 
 def write_output(path: str, target: str | None, fill: Callable[[BinaryIO], object]) -> None:
