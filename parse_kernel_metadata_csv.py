@@ -890,19 +890,11 @@ class Table:
         line = LogLine(*self._cells([*cells, ""]))
         if line.kernel_category == "foreach":
             self.foreach += 1
-        elif not line.kernel_path.endswith(".py"):
+            return True
+        if not line.kernel_path.endswith(".py"):
             return False
-        else:
-            if len(self._passed) < len(cells):
-                text = join_cells([cells[at] for at in self._passed])
-            self.rows.append(text)
-            self.row_kernels.append(self._kernel_of(line))
-        return True
-
-    def _kernel_of(self, line: LogLine) -> Kernel:
-        """Return a row's kernel, a new one for a file that no row named before."""
         kernel = self.kernels.get(line.kernel_path)
-        if not kernel:
+        if not kernel:  # no row before named it, or named it so
             path = locate(line.kernel_path, self.folder)
             kernel = self.kernels.get(path) or Kernel(line.kernel_name, path)
             self.kernels[line.kernel_path] = self.kernels[path] = kernel
@@ -911,7 +903,11 @@ class Table:
             kernel.claimed_gb = kernel.claimed_gb or line.kernel_args_num_gb
         if line.ncu_duration_us:
             kernel.had_figures += 1
-        return kernel
+        if len(self._passed) < len(cells):
+            text = join_cells([cells[at] for at in self._passed])
+        self.rows.append(text)
+        self.row_kernels.append(kernel)
+        return True
 
     def keep_shard(self, shard: tuple[int, int] | None) -> list[Kernel]:
         """Return the kernels of this shard, dealt out by stride, and leave only their rows."""
@@ -932,10 +928,8 @@ def locate(path: str, folder: str) -> str:
     if os.path.isabs(path):
         return make_absolute(path)
     candidates = [make_absolute(path), make_absolute(os.path.join(folder, path))]
-    for candidate in candidates:
-        if os.path.exists(candidate) or os.path.exists(candidate[:-3] + ".ncu"):
-            return candidate
-    return candidates[0]
+    known = (c for c in candidates if os.path.exists(c) or os.path.exists(c[:-3] + ".ncu"))
+    return next(known, candidates[0])
 
 
 def make_absolute(path: str) -> str:
@@ -971,7 +965,8 @@ def read_records(lines: list[str]) -> Iterator[tuple[int, str, list[str] | None]
                 if has_nul and any("\0" in line for line in lines[at:end]):
                     break
                 if cells:
-                    yield at + 1, "".join(lines[at:end]), cells
+                    text = lines[at] if end == at + 1 else "".join(lines[at:end])
+                    yield at + 1, text, cells
                 at = end
             else:
                 return
