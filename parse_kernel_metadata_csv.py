@@ -1050,8 +1050,8 @@ NUMEL = re.compile(r"\n +(\w+numel) = ([0-9]{1,19})$", re.MULTILINE)  # none of 
 NOT_OF_BODY = re.compile(r"\s*$| {0,3}#")
 
 
-def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | str:
-    """The row of torch's kernel_metadata table for a kernel's source, or why there is none.
+def parse_kernel_file(source: bytes) -> dict[str, str] | str:
+    """The cells of torch's kernel_metadata table for a kernel's source, or why there are none.
 
     By the definitions of torch/_inductor/metrics.py (the same in torch 2.3 to 2.15), without
     running the file. Never raises.
@@ -1078,36 +1078,28 @@ def parse_kernel_file(source: bytes, path: str) -> dict[str, str] | str:
         return NO_HARNESS
     if not end or not end[1] or not ARGUMENTS.match(function) or HARNESS_END not in main:
         return DAMAGED
-    return {
-        "model_name": "",
-        "kernel_name": name[1],
-        "kernel_path": path,
-        **decorator_cells(category, decorator),
-        **function_cells(function[: end.start()]),
-        "kernel_args_num_gb": num_gb_cell(decorator),
-    }
+    cells = {**decorator_cells(category, decorator), **function_cells(function[: end.start()])}
+    return {"kernel_name": name[1], **cells}
 
 
 def decorator_cells(category: str, decorator: str) -> dict[str, str]:
-    """What torch finds in a kernel's decorator: its category and hints."""
+    """What torch finds in a kernel's decorator."""
     known = category in CATEGORIES
     size_hints = SIZE_HINTS.search(decorator)
     hint = REDUCTION_HINT.search(decorator) if known and category.endswith("reduction") else None
+    num_gb = ""
+    match = NUM_GB.search(decorator)
+    if match and match[1]:
+        mantissa, decimals, exponent = match.groups()
+        # Six as torch writes them; every digit where torch misreads the exponent
+        places = len(decimals or "") + int(exponent) if exponent else 6
+        num_gb = f"{float(f'{mantissa}e-{exponent or 0}'):.{places}f}"
     return {
         "kernel_category": category if known else "unknown",
         "size_hints": size_hints[1] if size_hints else "",
         "reduction_hint": hint[1] if hint else "",
+        "kernel_args_num_gb": num_gb,
     }
-
-
-def num_gb_cell(decorator: str) -> str:
-    """Six decimals as torch writes them; every digit where torch misreads the exponent."""
-    match = NUM_GB.search(decorator)
-    if not match or not match[1]:
-        return ""
-    mantissa, decimals, exponent = match.groups()
-    places = len(decimals or "") + int(exponent) if exponent else 6
-    return f"{float(f'{mantissa}e-{exponent or 0}'):.{places}f}"
 
 
 def function_cells(source: str) -> dict[str, str]:
@@ -1169,7 +1161,7 @@ def read_directory(
     warnings: list[str] = []
     for path in walk_python_files(os.path.abspath(root), warnings.append):
         try:
-            row = parse_kernel_file(read_bytes(path), path)
+            row = parse_kernel_file(read_bytes(path))
         except OSError as error:
             row = OTHER
             warnings.append(f"{path}: passed over, {error.strerror}")
@@ -1178,8 +1170,8 @@ def read_directory(
         if isinstance(row, str):
             counts[row] += 1
         else:
-            row["model_name"] = model_name
-            cells = [*row.values()]
+            row.update(model_name=model_name, kernel_path=path)
+            cells = [row[column] for column in TABLE_COLUMNS]
             table.add(cells, join_cells(cells))
         reporter.tick(lambda: f"{len(table.rows)} kernels, {sum(counts.values())} other files")
     reporter.warn(*warnings)
