@@ -1213,9 +1213,8 @@ class Stop:
     def on_signals(self) -> Iterator[None]:
         """Take INT, TERM and HUP for the wish to stop, save those ignored so far (nohup)."""
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        old = {s: signal.getsignal(s) for s in signals if signal.getsignal(s) != signal.SIG_IGN}
-        for signum in old:
-            signal.signal(signum, self.request)
+        heeded = [signum for signum in signals if signal.getsignal(signum) != signal.SIG_IGN]
+        old = {signum: signal.signal(signum, self.request) for signum in heeded}
         try:
             yield
         finally:
