@@ -1368,7 +1368,7 @@ def ask(option: str, command: list[str], stop: Stop) -> list[str]:
 
 # ncu's options. Base units because two decimals of others cost up to 0.5 %; application-only
 # because `all` waits for every descendant, daemons too, and injects into compilers.
-NCU_OPTIONS = {
+NCU_OPTIONS: dict[str, str | None] = {
     "-k": "regex:triton",
     "-c": "1",
     "--set": "full",
@@ -1376,7 +1376,8 @@ NCU_OPTIONS = {
     "--target-processes": "application-only",
 }
 # A batch turns the profiler on for the launches that count, and labels each by an NVTX range.
-NCU_BATCH_OPTIONS = {
+NCU_BATCH_OPTIONS: dict[str, str | None] = {
+    "-c": None,
     "--profile-from-start": "off",
     "--nvtx": "",
     "--print-nvtx-rename": "kernel",
@@ -1395,7 +1396,6 @@ def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
     """
     metrics = [DURATION_METRIC, *([BANDWIDTH_METRIC] if bandwidth else [])] if options.quick else []
     metrics += filter(is_metric, options.metrics)
-    given: list[str] = []
     theirs: list[str] = []
     words = iter(options.ncu_args)
     for word in words:
@@ -1403,25 +1403,18 @@ def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
         if len(name) > 3 and "--metrics".startswith(name):
             metrics += (value if equals else next(words, "")).split(",")
         else:
-            given.append(LONG_OPTIONS.get(word[:2], name))
             theirs.append(word)
-
-    def is_given(option: str) -> bool:
-        return any(len(word) > 2 and option.startswith(word) for word in given)
-
-    metrics = [*dict.fromkeys(filter(None, metrics))]
-    ours = {**NCU_OPTIONS, **(NCU_BATCH_OPTIONS if batch else {}), "--metrics": ",".join(metrics)}
-    left_out = {
-        "-c": batch,
-        "--set": options.quick or is_given("--section"),
-        "--metrics": not metrics,
-    }
-    pairs = (
-        (option, value)
-        for option, value in ours.items()
-        if not left_out.get(option) and not is_given(LONG_OPTIONS.get(option, option))
-    )
-    return [*filter(None, itertools.chain(*pairs)), *theirs]
+    names = (LONG_OPTIONS.get(word[:2], word.partition("=")[0]) for word in theirs)
+    given = tuple(name for name in names if len(name) > 2)
+    ours = {**NCU_OPTIONS, **(NCU_BATCH_OPTIONS if batch else {})}
+    if options.quick or "--section".startswith(given):
+        ours["--set"] = None
+    ours["--metrics"] = ",".join(dict.fromkeys(filter(None, metrics))) or None
+    for option in ours:
+        if LONG_OPTIONS.get(option, option).startswith(given):
+            ours[option] = None
+    pairs = ((option, value) for option, value in ours.items() if value is not None)
+    return [word for pair in pairs for word in pair if word] + theirs
 
 
 # Runs a kernel file as Python would, with one name defined more.
@@ -1474,9 +1467,6 @@ def find_python(python: str, stop: Stop) -> str:
     return path
 
 
-UUIDS = ("GPU-", "MIG-")
-
-
 def visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
     """Return the entries of CUDA_VISIBLE_DEVICES as CUDA reads them; None where it is not set."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
@@ -1509,21 +1499,14 @@ def list_gpus(lines: list[str]) -> list[str]:
 
     The parts stand indented under their GPU. CUDA would see only the first of the whole one.
     """
-    gpus: list[str] = []
-    whole = ""
-    for line in lines:
-        match = re.search(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)", line)
-        if match and match[1].startswith("GPU-"):
-            whole = match[1]
-        elif match and whole in gpus:
-            gpus.remove(whole)
-        gpus += [match[1]] if match else []
-    return gpus
+    uuids = re.findall(r"\(UUID: ((?:GPU|MIG)-[^)\n]+)\)", "\n".join(lines))
+    is_split = [after.startswith("MIG-") for after in [*uuids[1:], ""]]
+    return [uuid for uuid, split in zip(uuids, is_split) if uuid.startswith("MIG-") or not split]
 
 
 def choose_gpu(entry: str, visible: list[str] | None) -> str:
     """Return one GPU: a UUID as it is, a number as an index of the visible ones."""
-    if entry.startswith(UUIDS):
+    if entry.startswith(("GPU-", "MIG-")):
         return entry
     if not re.fullmatch("[0-9]{1,9}", entry):
         raise UsageError(f"--gpus: {entry!r} is neither a number nor a UUID (GPU-..., MIG-...)")
