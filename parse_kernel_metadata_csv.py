@@ -353,8 +353,11 @@ def find_target(path: str, source: str) -> str | None:
     try:
         if path in STDOUT and sys.stdout is None:
             raise UsageError("cannot write to stdout: it is closed")
-        if os.path.exists(path) or path in STDOUT:
+        try:
             status = os.fstat(1) if path in STDOUT else os.stat(path)
+        except FileNotFoundError:
+            os.stat(os.path.dirname(path) or os.curdir)  # as it is spelled: no such/../file
+        else:
             if stat.S_ISDIR(status.st_mode):
                 raise UsageError(f"the output {path} is a folder")
             with contextlib.suppress(OSError):  # the input can be gone
@@ -371,8 +374,15 @@ def find_target(path: str, source: str) -> str | None:
             os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))  # its owner can have said no
         target = os.path.realpath(path)
         probe = temporary_beside(target)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         os.unlink(probe)
+        try:
+            os.posix_fallocate(descriptor, 0, READ_SIZE)  # a disk can be full
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # else it has no such call
+                raise
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
     return target
@@ -652,16 +662,22 @@ def list_names(text: bytes) -> set[str]:
 
 
 # The lines that this program puts before ncu's text.
-HEADER = re.compile(rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n")
+HEADER = re.compile(
+    rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n(?:# command: [^\n]*\n)?"
+)
 
 TRITON_ANNOUNCED = rb'==PROF== Profiling "[^"\n]*triton'
 
 
-def parse_log(text: bytes, metrics: Sequence[str] = ()) -> Log | Failure:
+def parse_log(text: bytes, metrics: Sequence[str] = (), function: bytes = b"") -> Log | Failure:
     """Return what a log says, of these metrics too, or why it is not valid.
 
-    Of several results the first whose kernel name contains "triton" counts, else the first.
+    Of several results the first whose kernel name contains "triton" counts, else the first; it
+    has to be of that function, to which Triton 2 appends a signature (_0d1d2de3).
     """
+    header = HEADER.match(text)
+    if header:
+        text = text[header.end() :]
     results = find_results(text)
     if not results:
         return Failure("no figures", "ncu printed no result")
@@ -670,6 +686,9 @@ def parse_log(text: bytes, metrics: Sequence[str] = ()) -> Log | Failure:
         result = next((other for other in results if b"triton" in other.name), result)
     if b"triton" not in result.name and re.search(TRITON_ANNOUNCED, text[: result.begin]):
         return Failure("no figures", "ncu's text ends before the result of the Triton kernel")
+    own = rb"(?:kernel-[0-9]+/)?%s(?:_0[0-9dec]*)?(?:[ (,]|$)" % re.escape(function)
+    if function and not re.match(own, result.name):
+        return Failure("ncu profiled another kernel", printable(result.name))
     values = parse_result(text, result)
     if isinstance(values, Failure):
         return values
@@ -679,7 +698,6 @@ def parse_log(text: bytes, metrics: Sequence[str] = ()) -> Log | Failure:
         return Failure("no benchmark line")
     duration, bandwidth = values
     measured = f"{bandwidth!r},{bandwidth * duration / 1e6!r}" if bandwidth is not None else ","
-    header = HEADER.match(text)
     tuned = header is not None and header[2] == b"tuned"
     figures = f"{latency!r},{duration!r},{measured}"
     for name in metrics:
@@ -752,9 +770,10 @@ def look_up_all(
     slow = time.perf_counter() - begin > SAMPLE * SLOW_OPEN
     rest = iter(kernels[SAMPLE:])  # shared: taking the next is atomic
     readers = [threading.Thread(target=read, args=(rest,)) for _ in range(READERS if slow else 0)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
+    with contextlib.suppress(RuntimeError):  # no more threads: the last read() does the rest
+        for reader in readers:
+            reader.start()
+    for reader in filter(threading.Thread.is_alive, readers):
         reader.join()
     read(rest)
 
@@ -1245,11 +1264,6 @@ class Run:
         """Whether the application has come as far as to use the GPU."""
         return bool(self.reports) or b"==PROF== Connected" in self.stdout
 
-    @property
-    def said(self) -> bytes:
-        """What can be ncu's own words: on stderr only before the application has begun."""
-        return self.stdout if self.begun else self.stdout + b"\n" + self.stderr
-
 
 def show_command(command: list[str], environment: Mapping[str, str]) -> str:
     """Return a command, with what it adds to the environment, ready to paste into a shell."""
@@ -1417,10 +1431,11 @@ def ncu_options(options: Namespace, batch: bool, bandwidth: bool) -> list[str]:
     return [word for pair in pairs for word in pair if word] + theirs
 
 
-# Runs a kernel file as Python would, with one name defined more.
+# Runs a kernel file as Python would, with one name defined more. Under PYTHONSAFEPATH the first
+# folder of sys.path is not empty, and none is put before it.
 RUN_WITH = (
-    "import sys; del sys.argv[0]; sys.path[0] = sys.argv[0].rpartition('/')[0]; import runpy; "
-    "runpy.run_path(sys.argv[0], {{{0!r}: {0!r}}}, '__main__')"
+    "import sys; del sys.argv[0]; sys.path[0] = sys.path[0] or sys.argv[0].rpartition('/')[0]; "
+    "import runpy; runpy.run_path(sys.argv[0], {{{0!r}: {0!r}}}, '__main__')"
 )
 
 
@@ -1556,6 +1571,7 @@ class Driver:
     def __init__(self, reports: int) -> None:
         os.set_inheritable(reports, False)  # what the kernels start has no business with it
         self.reports = reports
+        self.process = os.getpid()
         self.stdout = capture_stdout()
         self.torch: Any = __import__("torch")
         self.folder = os.getcwd()
@@ -1565,6 +1581,8 @@ class Driver:
 
     def report(self, event: str, index: int, text: str = "") -> None:
         """Tell the parent: started, benchmark, done, error, lost (the context), finished."""
+        if os.getpid() != self.process:  # a kernel forked
+            os._exit(1)
         line = b"%s %d %s\n" % (event.encode(), index, text.encode("unicode_escape"))
         with contextlib.suppress(OSError):  # a kernel can have closed it: then it is run plainly
             while line:
@@ -1614,7 +1632,8 @@ class Driver:
 
         self.torch.cuda.empty_cache()
         self.report("started", index)
-        main, sys.modules["__main__"] = sys.modules["__main__"], module
+        modules = dict(sys.modules)
+        sys.modules["__main__"] = module
         sys.argv = [str(module.__file__)]
         try:
             with warnings.catch_warnings():
@@ -1622,8 +1641,8 @@ class Driver:
         except (Exception, SystemExit) as error:
             leaves = isinstance(error, SystemExit)
             text = f"sys.exit({error})" if leaves else traceback.format_exc()
-            is_full = len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
-            if isinstance(error, PermissionError) and is_full:
+            full = len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
+            if full and isinstance(error, PermissionError):
                 text = f"{text[: ERROR_TEXT_LIMIT // 2]}\n{TOO_MUCH}"
             text = text[-ERROR_TEXT_LIMIT:]
             try:
@@ -1633,25 +1652,32 @@ class Driver:
                 raise SystemExit(1) from None
             self.report("error", index, text)
         finally:
-            sys.modules["__main__"] = main
+            for name in [name for name, other in sys.modules.items() if other is None]:
+                del sys.modules[name]
+            sys.modules.update(modules)
             vars(builtins).update(self.builtins)
             sys.path[:] = self.path
             os.environ.clear()
             os.environ.update(self.environment)
             os.chdir(self.folder)
-            self.stdout = capture_stdout()
+            self.stdout = capture_stdout(self.stdout)
 
 
-def capture_stdout() -> TextIO:
+def capture_stdout(old: TextIO | None = None) -> TextIO:
     """Keep what is printed from now on in memory: ncu's stdout holds ncu's text alone.
 
     The memory does not grow without end: a kernel that fills it meets an error. The streams are
-    new ones, whatever a kernel did to those before.
+    new ones, whatever a kernel did to those before; what they hold back is of the old memory.
     """
     import fcntl
+    import resource
 
+    for stream in (old, sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
     memory = os.memfd_create("stdout", os.MFD_ALLOW_SEALING)
-    os.truncate(memory, OUTPUT_LIMIT)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    os.truncate(memory, min(OUTPUT_LIMIT, limit) if limit >= 0 else OUTPUT_LIMIT)
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
     if memory != 1:  # a kernel can have closed that
         os.dup2(memory, 1)
@@ -1708,11 +1734,14 @@ FATAL_TEXTS = {
     "The target application is not an executable binary": "correct --python",
 }
 FATAL_ERROR = rb"(?m)^==ERROR== .*(?:%s).*" % encode("|".join(FATAL_TEXTS))
-# What ncu says before it starts anything; ncu 2022 prints option errors on stderr without a prefix.
-START_ERROR = (
-    rb"(?m)^(?:==ERROR== )?(?:Nsight Compute failed to connect to the CUDA driver"
-    rb"|unrecognised option|option is ambiguous|option '|the argument (?:for|\()).*"
+# Said before the application has begun; what else ncu says is on stdout, behind ==ERROR==.
+DRIVER_ERROR = rb"(?m)^(?:==ERROR== )?Nsight Compute failed to connect to the CUDA driver.*"
+# The application was never started. ncu 2022 prints option errors on stderr without a prefix.
+OPTION_ERROR = (
+    rb"(?m)^(?:==ERROR== )?(?:unrecognised option|option is ambiguous|option '"
+    rb"|the argument (?:for|\()).*"
 )
+APPLICATION_ENDED = rb"(?m)^==(?:ERROR|WARNING)== (?:The application returned|No kernels were)"
 # Another profiler (DCGM) holds the counters for a moment. Comes in a variant that goes on
 # "... or the user does not have permission", so this is looked for first.
 PASSING_TEXT = rb"(?m)^==ERROR== .*driver resource was unavailable.*"
@@ -1737,9 +1766,12 @@ def find_fatal(run: Run) -> Failure | None:
     if run.ended.startswith(CANNOT_START):
         remedy = "correct --ncu, or have fewer kernels in a --batch"
         return Failure(f"ncu {run.ended}", remedy=remedy)
-    kind, match = "ncu cannot profile here", re.search(FATAL_ERROR, run.said)
+    kind, match = "ncu cannot profile here", re.search(FATAL_ERROR, run.stdout)
     if not match and not run.begun:
-        kind, match = "ncu refused to start", re.search(START_ERROR, run.said)
+        both = run.stdout + b"\n" + run.stderr
+        kind, match = "ncu refused to start", re.search(DRIVER_ERROR, both)
+        if not match and not re.search(APPLICATION_ENDED, run.stdout):
+            match = re.search(OPTION_ERROR, both)
     if not match:
         return None
     said = match[0].decode("utf-8", "replace")
@@ -1771,10 +1803,10 @@ if TYPE_CHECKING:
     Outcome = Union[bytes, Failure, Again]  # the text of a valid log; why there is none; again
 
 
-def judge_plain(run: Run) -> Outcome:
+def judge_plain(source: Source, run: Run) -> Outcome:
     """Judge the run of one kernel in a process of its own."""
     text = compose_text(run.stderr, run.stdout)
-    parsed = parse_log(text)
+    parsed = parse_log(text, function=source.function)
     if isinstance(parsed, Failure):
         return find_trouble(run) or parsed
     return find_trouble(run) or text if run.ended else text
@@ -1835,10 +1867,8 @@ def judge_results(
         kind = "the tuned call launched several kernels"
         return Failure(kind, str(len(results))) if results else None
     result = results[0]
-    if not result.name.partition(b"/")[2].startswith(source.function):
-        return Failure("ncu profiled another kernel", printable(result.name))
     text = encode(benchmark) + b"\n" + run.stdout[result.begin : result.end]
-    parsed = parse_log(text)
+    parsed = parse_log(text, function=source.function)
     if isinstance(parsed, Log):
         return text
     return parsed if result.end < len(run.stdout) else None  # ncu can have died while it printed
@@ -1937,8 +1967,11 @@ class Profiler:
             self._held = []
             waiting = kernels[::-1]
             workers = [threading.Thread(target=self._work, args=(waiting, gpu)) for gpu in gpus]
-            for worker in workers:
-                worker.start()
+            try:
+                for worker in workers:
+                    worker.start()
+            except RuntimeError as error:
+                self.end(Failure("no worker", str(error), "raise the limit of ulimit -u"))
             for worker in workers:
                 while worker.is_alive():
                     worker.join(0.2)  # signals are handled in between
@@ -1994,7 +2027,9 @@ class Profiler:
         with unnamed_file() if job.batch else contextlib.nullcontext() as reports:
             command = ncu_command(self.options, job.sources, reports, job.bandwidth)
             run = run_child(command, job.environment, self.stop, self.options.timeout, reports)
-        outcomes = judge_batch(job.sources, run) if job.batch else [judge_plain(run)]
+        outcomes = (
+            judge_batch(job.sources, run) if job.batch else [judge_plain(job.sources[0], run)]
+        )
         rest: list[tuple[Source, Failure | Again]] = []
         for source, outcome in zip(job.sources, outcomes):
             if isinstance(outcome, bytes):
@@ -2006,14 +2041,14 @@ class Profiler:
     def _settle(self, job: Job, run: Run, rest: list[tuple[Source, Failure | Again]]) -> list[Job]:
         """Take what brought no log for failed, unless it is to be tried again."""
         left = dataclasses.replace(job, sources=[source for source, _ in rest])
-        passing = re.search(PASSING_TEXT, run.said)
+        passing = re.search(PASSING_TEXT, run.stdout)
         # Differ where it is we, not the user, who asked for the bandwidth
         ways = [ncu_options(self.options, job.batch, asked) for asked in (job.bandwidth, False)]
         if passing and job.pauses < len(PASSING_PAUSES):
             self.stop.pause(PASSING_PAUSES[job.pauses])
             left.pauses += 1
             return [left]
-        if not passing and ways[0] != ways[1] and re.search(METRIC_REFUSED, run.said):
+        if not passing and ways[0] != ways[1] and re.search(METRIC_REFUSED, run.stdout):
             self._bandwidth = False
             return [left]
         fatal = None if passing else find_fatal(run)
@@ -2464,9 +2499,7 @@ def augment(options: Namespace, reporter: Reporter) -> int:
             except UsageError:
                 if not stop.signal:  # else what was asked could not answer any more
                     raise
-            if options.dry_run and not stop.requested:
-                return print_commands(missing, options, reporter)
-            if not stop.requested:
+            if not (stop.requested or options.dry_run):
                 Profiler(options, stop, reporter).profile_all(missing)
         if stop.requested:
             again = "the same command without --force" if options.force else "the same command"
@@ -2477,7 +2510,10 @@ def augment(options: Namespace, reporter: Reporter) -> int:
             return 128 + stop.signal
         if target is not None:
             write_output(options.output, target, fill)
-    if target is None:  # its reader can keep us waiting: signals end that as ever
+    # The reader of a pipe can keep us waiting: signals end that as ever
+    if options.dry_run:
+        return print_commands(missing, options, reporter)
+    if target is None:
         write_output(options.output, target, fill)
     if options.table_only:
         reporter.tell(f"{len(table.rows)} rows; left out: {table.foreach} foreach")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import unittest
 from pathlib import Path
+from typing import Any
 
 from tests.support import PROGRAM, Case, kernel_source, strays, wait_for
 
@@ -127,6 +130,97 @@ class DirectoryTest(Case):
             self.assertEqual(sorted(names), ["triton_poi_fused_x", "triton_poi_fused_y"])
 
 
+class OutputTest(Case):
+    """What can be known of the output before the first kernel."""
+
+    def refuse(self, output: str, source: str = "in.csv", **options: Any) -> str:
+        """Run the program with an output that cannot be; what it says. No kernel is run."""
+        done = self.run_program("-i", source, "-o", output, **options)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertRegex(done.stderr, r"\Aerror: .*\n\Z")
+        self.assertEqual(self.calls(), [])
+        return str(done.stderr)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.input = self.table([self.kernel("triton_poi_fused_add_0")], "in.csv")
+
+    def test_other_spellings_of_the_input(self) -> None:
+        text = self.input.read_bytes()
+        for name in ("in.csv/", "nosuch/../in.csv", "in.csv/.", "in.csv/../in.csv"):
+            with self.subTest(name):
+                self.refuse(name)
+                self.refuse(name, "-", stdin=text.decode())
+                self.assertEqual(self.input.read_bytes(), text)
+
+    def test_a_folder_that_is_not_there(self) -> None:
+        self.refuse("new/")
+        self.assertFalse((self.tmp / "new").exists())
+
+    def test_a_name_that_is_too_long(self) -> None:
+        self.assertIn("File name too long", self.refuse("x" * 300))
+
+    @unittest.skipIf(os.geteuid() or not shutil.which("mount"), "only root can mount")
+    def test_a_full_disk(self) -> None:
+        disk = self.tmp / "disk"
+        disk.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)])
+        if mounted.returncode:
+            self.skipTest("cannot mount here")
+        self.addCleanup(subprocess.run, ["umount", str(disk)])
+        (disk / "filler").write_bytes(b"x" * 60_000)
+        self.assertIn("No space left", self.refuse(str(disk / "out.csv")))
+        self.assertEqual(os.listdir(disk), ["filler"])
+
+
+class LimitTest(Case):
+    """Limits that a shell or a scheduler sets."""
+
+    def test_no_thread_can_be_started(self) -> None:
+        (self.tmp / "sitecustomize.py").write_text(
+            "import threading\n"
+            'def start(self): raise RuntimeError("can\'t start new thread")\n'
+            "threading.Thread.start = start\n"
+        )
+        table = self.table([self.kernel("triton_poi_fused_add_0")])
+        done = self.run_program("-i", table, "-o", "o.csv", env={"PYTHONPATH": str(self.tmp)})
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, r"\Aerror: .*can't start new thread\n.*\n.*\n\Z")
+
+    def test_small_files_in_a_batch(self) -> None:
+        self.use_torch()
+        kernels = [self.kernel(f"triton_poi_fused_add_{n}", torch=True) for n in range(2)]
+        command = 'ulimit -f 2000; exec "$@"'
+        options = ["-i", str(self.table(kernels)), "-o", "o.csv", "--batch", "2"]
+        done = subprocess.run(
+            ["bash", "-c", command, "", sys.executable, str(PROGRAM), *options],
+            cwd=self.tmp, env=self.merged(None), capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(self.calls()), 1)
+
+    def test_a_safe_path(self) -> None:
+        """Under PYTHONSAFEPATH the first folder of PYTHONPATH is the first of all."""
+        module = self.tmp / "modules"
+        module.mkdir()
+        (module / "elsewhere.py").write_text("benchmark = lambda call, device: 0.027\n")
+        main = "import elsewhere as benchmarker; benchmarker.benchmark(call, device=cuda)"
+        table = self.table([self.kernel("triton_poi_fused_add_0", main=main)])
+        for safe in (None, "1"):
+            env = {"PYTHONPATH": str(module), "PYTHONSAFEPATH": safe}
+            done = self.run_program("-i", table, "-o", "o.csv", "--force", env=env)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_dry_run_that_nobody_reads(self) -> None:
+        """It waits for room in the pipe, and TERM ends that as ever."""
+        kernels = [self.kernel(f"triton_poi_fused_add_{n}") for n in range(600)]
+        child = self.start_program("-i", self.table(kernels), "-o", "o.csv", "--dry-run", "-q")
+        assert child.stdout
+        select.select([child.stdout], [], [])
+        child.send_signal(signal.SIGTERM)
+        self.assertEqual(child.wait(60), -signal.SIGTERM)
+
+
 class ParentTest(Case):
     def test_children_that_are_not_waited_for(self) -> None:
         """A parent can have SIGCHLD ignored; the program would then not see its own end."""
@@ -214,6 +308,61 @@ class NcuTest(Case):
         done = self.run_program("-i", self.table([loud, good]), "-o", "o.csv")
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assert_figures(self.rows(self.tmp / "o.csv")[1], good)
+
+    def test_a_kernel_that_speaks_like_an_option_error(self) -> None:
+        """ncu 2022 words those without a prefix, but then it starts nothing."""
+        text = "option 'x' is not known here"
+        loud = self.kernel("triton_poi_fused_add_0", main=f'import sys; sys.exit("{text}")')
+        error = self.kernel(
+            "triton_poi_fused_add_1",
+            main="import sys; sys.exit('==ERROR== InterprocessLockFailed')",
+        )
+        good = self.kernel("triton_poi_fused_add_2")
+        for dialect in ("2022", "2024"):
+            env = {"NCU_STAND_IN_DIALECT": dialect}
+            table = self.table([loud, error, good])
+            done = self.run_program("-i", table, "-o", "o.csv", "--force", env=env)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(f"{loud} failed: the kernel's process failed: ", done.stderr)
+            self.assert_figures(self.rows(self.tmp / "o.csv")[2], good)
+
+    def test_the_result_of_another_kernel(self) -> None:
+        """It is not this one's, also where its name begins like this one's."""
+        self.use_torch()
+        name = "triton_poi_fused_1"
+        for other in ("triton_red_something_else", f"{name}0", f"{name}_mul"):
+            launch = f"torch.stand_in.launch({other!r}, '/tmp/other_file.py')"
+            for options in ((), ("--batch", "1")):
+                with self.subTest(other, options=options):
+                    kernel = self.kernel(name, torch=True, main=launch, in_call=launch)
+                    table = self.table([kernel])
+                    done = self.run_program("-i", table, "-o", "o.csv", *options)
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertFalse(kernel.with_suffix(".ncu").exists())
+
+    def test_a_signature_behind_the_name(self) -> None:
+        """Triton 2 appends what it specialized on."""
+        self.use_torch()
+        name = "triton_poi_fused_1"
+        launch = f"torch.stand_in.launch('{name}_0d1d2de3', __file__)"
+        kernel = self.kernel(name, torch=True, main=launch)
+        done = self.run_program("-i", self.table([kernel]), "-o", "o.csv")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_path_that_looks_like_a_result(self) -> None:
+        self.use_torch()
+        for number, options in enumerate(((), ("--batch", "2"))):
+            folder = self.cache / str(number) / "a, Context 1, Stream 7"
+            kernels = [
+                self.kernel(f"triton_poi_{n}", torch=True, folder=folder, file=f"{n}.py")
+                for n in range(2)
+            ]
+            table = self.table(kernels)
+            for more in ((), ("--cached-only",)):
+                done = self.run_program("-i", table, "-o", "o.csv", *options, *more)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for row, kernel in zip(self.rows(self.tmp / "o.csv"), kernels):
+                    self.assert_figures(row, kernel)
 
     def test_a_wrapper_that_is_gone_before_ncu(self) -> None:
         """Some ncu are a shell script that does not exec; TERM ends it at once, ncu prints on."""
@@ -326,6 +475,43 @@ class BatchTest(Case):
         done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "2")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.rows(self.tmp / "o.csv")[1]["latency_us_under_profiling"], "27.0")
+
+    def company(self, main: str, **options: Any) -> list[dict[str, str]]:
+        """Run a kernel that does something odd before four others, in one batch; their rows."""
+        self.use_torch()
+        kernels = [self.kernel("triton_poi_fused_add_0", torch=True, main=main, **options)]
+        kernels += [self.kernel(f"triton_poi_fused_add_{n}", torch=True) for n in range(1, 5)]
+        done = self.run_program("-i", self.table(kernels), "-o", "o.csv", "--batch", "5")
+        self.assertIn(done.returncode, (0, 1), done.stderr)
+        first, *rows = self.rows(self.tmp / "o.csv")
+        for row, kernel in zip(rows, kernels[1:]):
+            self.assert_figures(row, kernel)
+        self.assertEqual(self.survivors(), [])
+        return [first, *rows]
+
+    def test_what_is_printed_before_a_failure(self) -> None:
+        """It is none of the next kernel's words."""
+        line = "5.000ms    0.004GB    1.00GB/s"
+        for main in (
+            f"print('{line}'); raise SystemExit(0)",
+            "print(1, end=''); raise ValueError('x')",
+            "print('loading', end=''); raise ValueError('x')",
+            f"import sys; sys.stdout = open(1, 'w', closefd=False); print('{line}'); sys.exit(1)",
+            f"import os; sys = os; os.write(1, b'{line}'); raise ValueError",
+        ):
+            with self.subTest(main):
+                shutil.rmtree(self.cache, ignore_errors=True)
+                self.company(main)
+
+    def test_a_kernel_that_forks(self) -> None:
+        """The child is not the driver."""
+        self.company("if os.fork() == 0: raise ValueError('in a child')")
+
+    def test_a_kernel_that_spoils_modules(self) -> None:
+        self.company(
+            "import sys; sys.modules['torch._dynamo.testing'] = None; "
+            "sys.modules['torch'] = None; sys.modules.pop('csv', None)"
+        )
 
 
 class SayingTest(Case):
