@@ -1890,15 +1890,9 @@ class Job:
 
     sources: list[Source]
     batch: bool
-    devices: str | None  # CUDA_VISIBLE_DEVICES; None: as inherited
+    environment: dict[str, str]  # what is added to ours
     pauses: int = 0  # for a driver resource that was unavailable
     bandwidth: bool = True  # ncu is asked for it
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What is added to our environment: digits without separators, a GPU."""
-        own = {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
-        return {"LC_ALL": "C.UTF-8", **own}
 
     def header(self, source: Source, command: str) -> bytes:
         """Return the first lines of a log: what was measured, and how."""
@@ -1911,9 +1905,12 @@ def make_jobs(sources: list[Source], options: Namespace, gpu: str | None) -> lis
     """Return what a worker does to measure some kernels."""
     jobs: dict[object, Job] = {}
     for source in sources:
+        environment = {"LC_ALL": "C.UTF-8"}  # digits without separators
         devices = gpu and devices_for(gpu, source.device, options.workers)
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
         batch = bool(options.batch and source.batchable)
-        job = jobs.setdefault(devices if batch else source, Job([], batch, devices))
+        job = jobs.setdefault(devices if batch else source, Job([], batch, environment))
         job.sources.append(source)
     return [*jobs.values()]
 
@@ -2127,8 +2124,7 @@ class Profiler:
         except OSError as error:
             if not self._unstored:
                 self._unstored = True
-                reason = f"{path}: {error.strerror}"
-                self.reporter.warn(f"what ncu says cannot be stored ({reason})")
+                self.reporter.warn(f"what ncu says cannot be stored ({path}: {error.strerror})")
             return False
 
     def end(self, failure: Failure) -> None:
@@ -2158,7 +2154,7 @@ def go_on(job: Job, again: dict[Again, list[Source]]) -> list[Job]:
     return [
         *([dataclasses.replace(job, sources=together)] if together else []),
         *(dataclasses.replace(job, sources=[source]) for source in alone),
-        *(Job([source], False, job.devices) for source in again[Again.PLAINLY]),
+        *(Job([source], False, job.environment) for source in again[Again.PLAINLY]),
     ]
 
 
