@@ -66,7 +66,7 @@ from operator import itemgetter, mul
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, BinaryIO, Callable, NoReturn, TextIO, Union
+    from typing import Any, BinaryIO, Callable, NoReturn, TextIO
 
 __version__ = "1.0.0"
 
@@ -1583,7 +1583,8 @@ class Driver:
         """Tell the parent: started, benchmark, done, error, lost (the context), finished."""
         if os.getpid() != self.process:  # a kernel forked
             os._exit(1)
-        line = b"%s %d %s\n" % (event.encode(), index, text.encode("unicode_escape"))
+        said = text[-ERROR_TEXT_LIMIT:].encode("unicode_escape")
+        line = b"%s %d %s\n" % (event.encode(), index, said)
         with contextlib.suppress(OSError):  # a kernel can have closed it: then it is run plainly
             while line:
                 line = line[os.write(self.reports, line) :]
@@ -1644,7 +1645,6 @@ class Driver:
             full = len(take_captured(self.stdout)) > OUTPUT_LIMIT - READ_SIZE
             if full and isinstance(error, PermissionError):
                 text = f"{text[: ERROR_TEXT_LIMIT // 2]}\n{TOO_MUCH}"
-            text = text[-ERROR_TEXT_LIMIT:]
             try:
                 self.torch.cuda.synchronize()
             except Exception:  # after an illegal address no CUDA call succeeds any more
@@ -1751,14 +1751,11 @@ METRIC_REFUSED = (
     rb"(?m)^==ERROR== .*(?:Failed to find metric|Failed to access the following).*dram__bytes.*"
 )
 # Why one kernel failed, the most telling first. What the application said is added.
-KERNEL_TROUBLES = (
-    (rb"(?m)^==ERROR== .*(LaunchFailed)", "the launch failed"),
-    (
-        rb"(?m)^==ERROR== (The application returned an error code \(\d+\))",
-        "the kernel's process failed",
-    ),
-    (rb"(?m)^==WARNING== No kernels were profiled()", "no kernel was profiled"),
-)
+KERNEL_TROUBLES = {
+    "the launch failed": rb"==ERROR== .*(LaunchFailed)",
+    "the kernel's process failed": rb"==ERROR== (The application returned an error code \(\d+\))",
+    "no kernel was profiled": rb"==WARNING== No kernels were profiled()",
+}
 
 
 def find_fatal(run: Run) -> Failure | None:
@@ -1784,8 +1781,8 @@ def find_trouble(run: Run) -> Failure | None:
     last_words = printable(last_line(run.stderr))
     if run.ended:
         return Failure(run.ended, last_words)
-    for pattern, kind in KERNEL_TROUBLES:
-        match = re.search(pattern, run.stdout)
+    for kind, pattern in KERNEL_TROUBLES.items():
+        match = re.search(rb"(?m)^" + pattern, run.stdout)
         if match:
             return Failure(kind, ": ".join(filter(None, (match[1].decode(), last_words))))
     return None
@@ -1799,12 +1796,8 @@ class Again(enum.Enum):
     PLAINLY = "not by the driver at all"
 
 
-if TYPE_CHECKING:
-    Outcome = Union[bytes, Failure, Again]  # the text of a valid log; why there is none; again
-
-
-def judge_plain(source: Source, run: Run) -> Outcome:
-    """Judge the run of one kernel in a process of its own."""
+def judge_plain(source: Source, run: Run) -> bytes | Failure:
+    """Judge the run of one kernel by itself: the text of a valid log, or why there is none."""
     text = compose_text(run.stderr, run.stdout)
     parsed = parse_log(text, function=source.function)
     if isinstance(parsed, Failure):
@@ -1812,8 +1805,8 @@ def judge_plain(source: Source, run: Run) -> Outcome:
     return find_trouble(run) or text if run.ended else text
 
 
-def judge_batch(sources: list[Source], run: Run) -> list[Outcome]:
-    """Judge the run of a batch: an outcome for each of its kernels."""
+def judge_batch(sources: list[Source], run: Run) -> list[bytes | Failure | Again]:
+    """Judge the run of a batch: for each of its kernels as judge_plain(), or how to go on."""
     page, reports = find_results(run.stdout), read_reports(run.reports)
     alone = len(sources) == 1
     return [
@@ -1829,7 +1822,7 @@ def judge_share(
     page: list[Result],
     said: dict[bytes, dict[int, str]],
     run: Run,
-) -> Outcome:
+) -> bytes | Failure | Again:
     """Judge what a batch brought one kernel: a report, and the results that bear its label."""
     finished = bool(said[b"finished"])
     error = said[b"error"].get(index)
