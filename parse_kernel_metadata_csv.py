@@ -666,6 +666,8 @@ HEADER = re.compile(
     rb"# source sha256: ([0-9a-f]{64})\n# launch: (first|tuned) launch\n(?:# command: [^\n]*\n)?"
 )
 
+# Triton 2 appends a signature to a function's name.
+OWN_NAME = rb"(?:kernel-[0-9]+/)?%s(?:_0[0-9dec]*)?(?:[ (,]|$)"
 TRITON_ANNOUNCED = rb'==PROF== Profiling "[^"\n]*triton'
 
 
@@ -673,7 +675,7 @@ def parse_log(text: bytes, metrics: Sequence[str] = (), function: bytes = b"") -
     """Return what a log says, of these metrics too, or why it is not valid.
 
     Of several results the first whose kernel name contains "triton" counts, else the first; it
-    has to be of that function, to which Triton 2 appends a signature (_0d1d2de3).
+    has to be of that function.
     """
     header = HEADER.match(text)
     if header:
@@ -686,8 +688,7 @@ def parse_log(text: bytes, metrics: Sequence[str] = (), function: bytes = b"") -
         result = next((other for other in results if b"triton" in other.name), result)
     if b"triton" not in result.name and re.search(TRITON_ANNOUNCED, text[: result.begin]):
         return Failure("no figures", "ncu's text ends before the result of the Triton kernel")
-    own = rb"(?:kernel-[0-9]+/)?%s(?:_0[0-9dec]*)?(?:[ (,]|$)" % re.escape(function)
-    if function and not re.match(own, result.name):
+    if function and not re.match(OWN_NAME % re.escape(function), result.name):
         return Failure("ncu profiled another kernel", printable(result.name))
     values = parse_result(text, result)
     if isinstance(values, Failure):
