@@ -892,12 +892,13 @@ class Table:
             likely = [repr(column) for column in header if column.strip().lower() in missing]
             hint = f"; {' and '.join(likely)} may be meant" if likely else ""
             raise UsageError(f"the input has no column {' and no '.join(missing)}{hint}")
-        absent = len(header)  # where an empty cell is put
-        places = [header.index(column) if column in header else absent for column in COLUMNS]
-        self._cells = itemgetter(*places)
         self.figures = [*FIGURE_COLUMNS, *metrics]  # the columns that are written anew
         self._passed = [at for at, column in enumerate(header) if column not in self.figures]
         self.header = [header[at] for at in self._passed]
+        absent = len(header)  # where an empty cell is put
+        columns = TABLE_COLUMNS if self.header == header else COLUMNS
+        places = [header.index(column) if column in header else absent for column in columns]
+        self._cells = itemgetter(*places)
         self.folder = folder  # where relative paths are looked up, after the current one
         self.rows: list[str] = []  # some with their line end
         self.row_kernels: list[Kernel] = []  # the kernel of each row
