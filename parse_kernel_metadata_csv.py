@@ -1041,7 +1041,6 @@ def write_table(stream: BinaryIO, table: Table) -> None:
 
 # --- An Inductor cache directory as input ---------------------------------------------------------
 
-
 # Why a Python file of an Inductor cache gives no row
 OTHER = "without a kernel of the table"  # modules that quote kernels, candidates, user kernels
 FOREACH = "foreach kernel"
